@@ -106,6 +106,23 @@ def test_every_example_counts_once(tmp_path, devices, batch_size):
   check_predictions(evaluator.predictions, x, targets, params)
 
 
+def test_logits_that_are_not_finite_are_counted_and_wrong(tmp_path):
+  labels = np.arange(20) % 6
+  source, x = write(tmp_path / 'x.npz', labels)
+  params, targets = params_of(6), np.eye(6, dtype=bool)[labels]
+  good = (x @ params)[:, 0] > 0
+  broken = lambda params, batch: {
+    'logits': (y := predict(params, batch)['logits'])
+    + jnp.where(y[:, :1] > 0, 0, jnp.nan)
+  }
+  metrics = classification(source, confusion=True).run(broken, params)
+  right = reference(x[good], targets[good], params)
+  assert metrics['bad_logits'] == (~good).sum() > 0
+  for name in ('top1', 'top5'):
+    assert metrics[name] == pytest.approx(right[name] * good.sum() / 20)
+  assert np.isnan(metrics['loss'])
+
+
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
 def test_several_labels_and_images_without_any(tmp_path, loss):
   targets = np.random.default_rng(4).random((53, 10)) < 0.15

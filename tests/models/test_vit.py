@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import vit_jax
@@ -47,6 +48,21 @@ def test_parameter_counts_are_the_published_ones(variant, classifier):
   params = abstract_params(model)
   count = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params))
   assert count == COUNTS[variant, classifier]
+
+
+# timm 1.0.31: the class token has no position, and SigLIP's 384 px are 27 patches of 14.
+@pytest.mark.parametrize(
+  ('name', 'size', 'count'),
+  [
+    ('flexivit_base', 240, 85_827_850),
+    ('vit_so400m_patch14_siglip_384', 384, 428_225_600),
+  ],
+)
+def test_parameter_counts_of_timm(name, size, count):
+  num_classes = 10 if 'flexivit' in name else None
+  model = vit_jax.create_model(name, num_classes=num_classes, scan=True)
+  leaves = jax.tree.leaves(abstract_params(model, size))
+  assert sum(np.prod(leaf.shape) for leaf in leaves) == count
 
 
 def test_names_and_shapes_are_the_published_ones():
@@ -115,10 +131,30 @@ def test_scanned_blocks_agree_with_the_reference_code(golden):
 
 def test_scanned_blocks_agree_with_big_vision(golden):
   params = trees.unflatten(golden('vit_bigvision_scan_tok'))
-  patches = params.pop('pos_embedding')  # added before the cls token is
-  table = np.concatenate([np.zeros((1, 1, 48), np.float32), patches], axis=1)
-  params['Transformer']['posembed_input'] = {'pos_embedding': table}
-  assert_agrees(tiny(scan=True), params, golden('vit_bigvision_scan_tok.expected'))
+  params['Transformer']['posembed_input'] = {
+    'pos_embedding': params.pop('pos_embedding')
+  }
+  model, expected = tiny(scan=True, posemb_cls=False), golden('training_bigvision_tok')
+  image = golden('vit_bigvision_scan_tok.expected')['image']
+  assert_agrees(model, params, golden('vit_bigvision_scan_tok.expected'))
+  # 20 steps of its own model by optax.adamw(1e-3).
+  optimizer = optax.adamw(1e-3)
+
+  def loss(params):
+    logits = model.apply({'params': params}, image)[0]
+    return optax.softmax_cross_entropy(logits, expected['labels']).mean()
+
+  @jax.jit
+  def step(params, state):
+    value, gradient = jax.value_and_grad(loss)(params)
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+  state, losses = optimizer.init(params), []
+  for _ in range(20):
+    params, state, value = step(params, state)
+    losses.append(value)
+  np.testing.assert_allclose(losses, expected['loss'], rtol=1e-5)
 
 
 def test_timm_names_give_the_same_model():
@@ -143,8 +179,11 @@ def test_non_square_images_and_patches():
   params = variables['params']
   assert out['stem'].shape == (2, 3, 8, 32)
   assert params['Transformer']['posembed_input']['pos_embedding'].shape == (1, 25, 32)
-  with pytest.raises(ValueError, match=naming('20x36', '8x4', '24x36')):
-    model.apply(variables, np.zeros((1, 20, 36, 3), np.float32))
+  # Pixels behind the last whole patch are cut off.
+  more = np.pad(x, ((0, 0), (0, 7), (0, 3), (0, 0)), constant_values=9)
+  np.testing.assert_array_equal(model.apply(variables, more)[1]['stem'], out['stem'])
+  with pytest.raises(ValueError, match=naming('7x36', '8x4')):
+    model.apply(variables, np.zeros((1, 7, 36, 3), np.float32))
   # The patch embedding is the strided convolution.
   expected = jax.lax.conv_general_dilated(
     x,

@@ -23,6 +23,8 @@ GOLDENS = {
   'vit_bigvision_map': ('big_vision', 'vit', 5e-6),
   'vit_bigvision_scan_tok': ('big_vision', 'vit', 5e-6),
   'vit_timm': ('timm', 'vit', 5e-6),
+  'vit_timm_rect': ('timm', 'vit', 5e-6),  # 3 x 5 patches and a class token: 4 x 4 rows
+  'flexivit_timm': ('timm', 'vit', 5e-6),
   'mixer_timm': ('timm', 'mixer', 5e-6),
   'vit_hf': ('hf', 'vit', 5e-6),
   'resnet_gn_timm': ('big_vision', 'resnet_gn', 1e-4),

@@ -1,6 +1,5 @@
 """timm and transformers beside this library; its tests are run by `make peer`."""
 
-import json
 import sys
 
 import numpy as np
@@ -73,8 +72,8 @@ def randomise(torch, model, scale=0.1):
 
 
 def images(size, batch=2):
-  rng = np.random.default_rng(0)
-  return rng.uniform(-1, 1, (batch, size, size, 3)).astype(np.float32)
+  rng, size = np.random.default_rng(0), (size, size) if isinstance(size, int) else size
+  return rng.uniform(-1, 1, (batch, *size, 3)).astype(np.float32)
 
 
 def theirs(torch, model, x):
@@ -89,14 +88,10 @@ def ours(source, x, **options):
   return np.asarray(jax.jit(loaded.model.apply)(loaded.variables, x)[0])
 
 
-def save_timm(folder, model, architecture, **model_args):
-  from safetensors.torch import save_file
+def save_timm(folder, model):
+  from timm.models import save_for_hf
 
-  folder.mkdir()
-  save_file(model.state_dict(), folder / 'model.safetensors')
-  config = {'architecture': architecture, 'model_args': model_args}
-  config['num_classes'] = model.num_classes
-  (folder / 'config.json').write_text(json.dumps(config))
+  save_for_hf(model, folder, safe_serialization=True)
   return folder
 
 

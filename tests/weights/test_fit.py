@@ -93,6 +93,16 @@ def test_another_number_of_classes_gets_a_new_head():
   assert re.search(naming('head/bias', 'head/kernel'), loaded.report)
 
 
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused_by_name(tmp_path, value):
+  arrays = arrays_of('vit_google_token')
+  arrays['head/kernel'][3, 4] = value
+  np.savez(tmp_path / 'a.npz', **arrays)
+  with pytest.raises(UserError, match=naming(tmp_path / 'a.npz', 'head/kernel')):
+    vit_jax.load(tmp_path / 'a.npz')
+  vit_jax.load(tmp_path / 'a.npz', num_classes=3)
+
+
 def test_another_size_resizes_the_positions():
   loaded = vit_jax.load(path_of('vit_google_token'), image_size=(48, 64))
   old = arrays_of('vit_google_token')['Transformer/posembed_input/pos_embedding']

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import vit_jax
 from tests.nn.test_positions import images, perturbed, tiny
 from tests.support import naming
-from tests.support.goldens import GOLDENS, arrays_of, path_of
+from tests.support.goldens import GOLDENS, arrays_of, check, path_of
 from vit_jax import models, trees, weights
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
@@ -211,6 +211,18 @@ def test_files_of_one_library_for_the_other_and_back(tmp_path, name, to):
   assert_holds(tmp_path / 'back', name)
 
 
+def test_a_class_token_without_a_position_is_written_so(tmp_path):
+  weights.write(weights.read(path_of('flexivit_timm')), tmp_path / 'timm', 'timm')
+  assert_holds(tmp_path / 'timm', 'flexivit_timm')
+  name = 'vit_bigvision_scan_tok'
+  weights.write(weights.read(path_of(name)), tmp_path / 'a.npz', 'google')
+  assert assert_reads_alike(tmp_path / 'a.npz', name).format == 'big_vision'
+  weights.write(
+    weights.read(path_of(name)), tmp_path / 'hf', 'hf'
+  )  # with a row of zeros
+  check(tmp_path / 'hf', name)
+
+
 def write_google(tmp_path, **fields):
   """Returns (a file of weights for images of 16x24 px, its arrays, its logits)."""
   model = tiny(**fields)
@@ -272,7 +284,8 @@ CHANGES = {
     | dict(num_heads=[4], stem_blocks=[(1,), ()], stem_width=[32], norm_eps=[1e-5])
     | dict(classifier=['gap', 'map', 'none'], representation_size=[8])
     | dict(posemb=['learn2d', 'sincos2d', 'relative', 'rotary', 'none'])
-    | dict(posemb_where=['every', 'shared'], attention=['axial'], act=['gelu_erf']),
+    | dict(posemb_where=['every', 'shared'], attention=['axial'], act=['gelu_erf'])
+    | dict(posemb_cls=[False]),
   ),
   'mixer': (
     dict(act='gelu_erf'),
@@ -314,6 +327,10 @@ CHANGES = {
     | dict(act=['gelu_tanh'], norm_eps=[1e-5]),
   ),
 }
+
+# (format, field, value) -> the value that is read again, of a model of equal outputs
+EQUAL = {('hf', 'posemb_cls', False): True}
+EQUAL |= {(to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf')}
 
 # field -> fields that it needs beside it
 BESIDE = {
@@ -365,8 +382,8 @@ def test_a_field_is_read_again_or_refused_by_name(tmp_path, monkeypatch, name):
         continue
       again = models.fields_of(models.build(name, **weights.read(out).fields))
       for key in change.keys() - {*format.alike}:
-        table = to != 'google' and change == {'posemb': 'sincos2d'}
-        assert again[key] == ('learn' if table else change[key]), (to, change)
+        expected = EQUAL.get((to, key, change[key]), change[key])
+        assert again[key] == expected, (to, change)
 
 
 @pytest.mark.parametrize('to', ['google', 'timm', 'hf'])
@@ -487,6 +504,37 @@ def test_the_gelu_of_siglip_of_timm(name, act):
   assert facts({'architecture': name, 'global_pool': 'map'}, '').fields['act'] == act
   gap = {'architecture': name.replace('siglip', 'siglip_gap'), 'global_pool': 'avg'}
   assert facts(gap, '').fields['act'] == act
+
+
+# Arguments as timm 1.0.31 saves them with a model, and of training.
+SAVED = {'in_chans': 3, 'num_classes': 10, 'img_size': [64, 64], 'drop_path_rate': 0.1}
+
+
+@pytest.mark.parametrize('place', ['model_args', 'pretrained_cfg', None])
+@pytest.mark.parametrize(
+  ('family', 'args'),
+  [
+    ('convnext', {'output_stride': 16}),
+    ('convnext', {'norm_eps': 1e-2}),
+    ('bit', {'output_stride': 16}),
+    ('bit', {'avg_down': True}),
+    ('vit', {'global_pool': 'avgmax'}),
+    *(
+      (family, args)
+      for family in ('vit', 'bit', 'convnext', 'mixer', 'mvit', 'resnet', 'swin')
+      for args in ({'global_pool': 'max'}, {'something_new': 1})
+    ),
+  ],
+)
+def test_arguments_of_timm_that_change_what_is_computed(family, args, place):
+  reader = formats.writer(family, 'timm').facts
+  pool = {'global_pool': 'token' if family == 'vit' else 'avg'}
+  reader({'model_args': SAVED | pool}, '')
+  if 'global_pool' not in args:
+    place = 'model_args'
+  config = {place: args} if place else args
+  with pytest.raises(ValueError, match=naming(*args)):
+    reader(config, '')
 
 
 def test_windows_of_swin_v2_come_from_the_name(tmp_path):

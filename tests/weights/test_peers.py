@@ -115,6 +115,8 @@ TIMM_VITS = {
   'gap': dict(class_token=False, global_pool='avg', fc_norm=False),
   'map': dict(class_token=False, global_pool='map'),
   'no_embed_class': dict(no_embed_class=True),
+  'n x (n + 2) patches': dict(img_size=(24, 40)),
+  'pixels beyond the patches': dict(img_size=(37, 33), dynamic_img_size=True),
   'no positions': dict(class_token=False, global_pool='map', pos_embed='none'),
   'tanh': dict(act_layer='gelu_tanh'),
 }
@@ -124,9 +126,10 @@ TIMM_VITS = {
 def test_timm_vit_both_ways(torch, timm, tmp_path, both_ways, kind):
   args = dict(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4)
   args |= dict(num_classes=10, mlp_ratio=2.0) | TIMM_VITS[kind]
-  model = randomise(torch, timm.models.VisionTransformer(**args))
-  folder = save_timm(tmp_path / 'timm', model, 'vit_tiny_patch16_224', **args)
-  both_ways(model, folder, 'timm', images(32), TOKENS, same=False)
+  model = randomise(torch, timm.create_model('vit_tiny_patch16_224', **args))
+  folder = save_timm(tmp_path / 'timm', model)
+  size = args['img_size']
+  both_ways(model, folder, 'timm', images(size), TOKENS, same=False)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +148,7 @@ def test_timm_models_by_name_both_ways(
   torch, timm, tmp_path, both_ways, name, tolerance
 ):
   model = trained(torch, timm.create_model(name, num_classes=10))
-  folder = save_timm(tmp_path / 'timm', model, name)
+  folder = save_timm(tmp_path / 'timm', model)
   both_ways(model, folder, 'timm', images(224, batch=1), tolerance)
 
 
@@ -289,16 +292,15 @@ def test_timm_swin_both_ways(torch, timm, tmp_path, both_ways, name):
   args = dict(img_size=56, patch_size=4, window_size=4, embed_dim=16)
   args |= dict(depths=(2, 2, 2), num_heads=(1, 2, 4), num_classes=7)
   args |= TIMM_ROUNDING[name]
-  kind = 'SwinTransformerV2' if 'v2' in name else 'SwinTransformer'
-  model = randomise(torch, getattr(timm.models, kind)(**args))
-  folder = save_timm(tmp_path / 'timm', model, name, **args)
+  model = randomise(torch, timm.create_model(name, **args))
+  folder = save_timm(tmp_path / 'timm', model)
   both_ways(model, folder, 'timm', images(56), ROUNDING, same=False)
 
 
 def test_timm_convnext_both_ways(torch, timm, both_ways, tmp_path):
   args = dict(depths=(1, 1, 2, 1), dims=(12, 24, 48, 96))
   model = timm.create_model('convnext_tiny', num_classes=7, **args)
-  folder = save_timm(tmp_path / 'a', randomise(torch, model), 'convnext_tiny', **args)
+  folder = save_timm(tmp_path / 'a', randomise(torch, model))
   both_ways(model, folder, 'timm', images(64), ROUNDING)
 
 
@@ -307,12 +309,12 @@ def test_timm_convnext_both_ways(torch, timm, both_ways, tmp_path):
 
 def small(timm, **options):
   options = dict(layers=(1, 1, 2, 1), channels=(8, 16, 24, 32), num_classes=7) | options
-  return timm.models.ResNet(timm.models.resnet.Bottleneck, **options), options
+  return timm.create_model('resnet50', **options)
 
 
 def saved(torch, timm, folder, **options):
-  model, options = small(timm, **options)
-  return trained(torch, model), save_timm(folder, model, 'resnet50', **options)
+  model = trained(torch, small(timm, **options))
+  return model, save_timm(folder, model)
 
 
 @pytest.mark.parametrize('stride', [8, 16])
@@ -328,7 +330,7 @@ def test_statistics_after_a_step_are_those_of_pytorch(torch, timm, tmp_path):
   apply = functools.partial(loaded.model.apply, train=True, mutable=['batch_stats'])
   (logits, _), updated = jax.jit(apply)(loaded.variables, x)
   agree(np.asarray(logits), theirs(torch, model.train(), x), ROUNDING)
-  after = save_timm(tmp_path / 'after', model, 'resnet50', **small(timm)[1])
+  after = save_timm(tmp_path / 'after', model)
   expected = vit_jax.load(after).variables['batch_stats']
   statistics = trees.flatten(updated['batch_stats'])
   for name, value in trees.flatten(expected).items():
@@ -350,10 +352,8 @@ def test_statistics_after_a_step_are_those_of_pytorch(torch, timm, tmp_path):
 )
 def test_models_by_the_architecture_in_their_config(torch, timm, tmp_path, name):
   model = randomise(torch, timm.create_model(name, num_classes=10), 0.02)
-  timm.models.save_for_hf(model, tmp_path / 'a', safe_serialization=True)
-  size = model.pretrained_cfg['input_size'][1]
-  x = images(size, 1)
-  agree(ours(tmp_path / 'a', x), theirs(torch, model, x), 2 * TOKENS)
+  x = images(model.pretrained_cfg['input_size'][1], 1)
+  agree(ours(save_timm(tmp_path / 'a', model), x), theirs(torch, model, x), 2 * TOKENS)
 
 
 def test_names_are_those_of_timm(timm, tmp_path):

@@ -33,6 +33,7 @@ class Classification(OneSplit):
     'loss': Metric(larger_is_better=False),
     'examples': Metric(),
     'bad_images': Metric(),
+    'bad_logits': Metric(),
   }
 
   def __init__(
@@ -93,7 +94,8 @@ class Classification(OneSplit):
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns top1 and top5 (if K > 5) as fractions, and loss, a mean in nats.
 
-    They are over `examples`, without the `bad_images`, which could not be read.
+    They are over `examples`, without the `bad_images`, which could not be read, but with
+    the `bad_logits`: examples with NaN or infinity among their logits, which are wrong.
     """
     totals: dict[str, float] = {}
     rows = predictions.Collector(self.batches.num_examples)
@@ -105,8 +107,10 @@ class Classification(OneSplit):
         totals[name] = totals.get(name, 0) + value
     self.confusion = totals.pop('confusion', None)
     examples, read = totals.pop('examples', 0), totals.pop('read', 0)
+    bad = totals.pop('bad_logits', 0)
     means = {name: total / examples for name, total in totals.items() if examples}
     metrics = self.with_counts(means, examples, read)
+    metrics |= {'bad_logits': bad} if bad else {}
     self.predictions = rows.result()
     return metrics
 
@@ -134,17 +138,22 @@ class Classification(OneSplit):
       return jnp.where(counted, x, 0).sum(dtype=jnp.float32)
 
     rows = predictions.of_batch(batch, logits, targets, counted, self.loss)
+    finite = jnp.isfinite(logits).all(-1)
+    rows['right'] &= finite[:, None]  # the largest of NaNs would be class 0
     top, right = rows['top'], rows['right']  # [B, 5]
     sums = {
       'top1': total(right[:, 0]),
       'top5': total(right.any(-1)),
-      'loss': total(self.loss_fn(logits, weights)),
+      'loss': total(self.loss_fn(logits, targets.astype(jnp.float32))),
       'examples': total(1),
+      'bad_logits': total(~finite),
       'read': (batch['mask'] > 0).sum(dtype=jnp.float32),
     }
     if self._counts_confusion:
       K = logits.shape[-1]
-      true = jnp.where(counted, targets.argmax(-1), K)  # K is out of bounds: dropped
+      true = jnp.where(
+        counted & finite, targets.argmax(-1), K
+      )  # K is out of bounds: dropped
       zeros = jnp.zeros((K, K), jnp.int32)
       sums['confusion'] = zeros.at[true, top[:, 0]].add(1, mode='drop')
     if logits.shape[-1] <= 5:

@@ -138,7 +138,8 @@ class Target:
     """
     B, H, W, C = images.shape
     ph, pw = self.patch
-    x = images.reshape(B, H // ph, ph, W // pw, pw, C).swapaxes(2, 3)
+    h, w = H // ph, W // pw
+    x = images[:, : h * ph, : w * pw].reshape(B, h, ph, w, pw, C).swapaxes(2, 3)
     if (n := self.parts) is None:
       return x.reshape(B, -1, ph * pw * C)
     x = x.reshape(B, -1, n, ph // n, n, pw // n, C).mean((3, 5))

@@ -267,6 +267,8 @@ class ViT(Classifier):
   # or before every block, one shared table.
   posemb_where: Literal[WHERE] = 'stem'
   posemb_std: float | None = 0.02  # deviation of initial values; None: 1 / sqrt(width)
+  # Whether the class token has a learned position too; not in big_vision and FlexiViT.
+  posemb_cls: bool = True
   # axial (section D.6): each block is one along rows, then one along columns.
   attention: Literal[ATTENTION] = 'full'
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
@@ -280,7 +282,8 @@ class ViT(Classifier):
     """Classifies images.
 
     Args:
-      images: [B, H, W, C] in [-1, 1].
+      images: [B, H, W, C] in [-1, 1]. Without a hybrid's stem, pixels behind the last
+        whole patch are cut off, as by big_vision and timm: SigLIP reads 378 of 384 px.
       train: dropout and stochastic depth, which need the 'dropout' rng.
       features: whether the caller reads more of `out` than 'pre_logits'. If not, the
         last block (unless scanned) computes the class token alone.
@@ -293,8 +296,14 @@ class ViT(Classifier):
     """
     check_images(images)
     choose('classifier', self.classifier, CLASSIFIERS)
-    out, x, stride = {}, images, resnet.stride(self.stem_blocks)
-    if self.stem_blocks is not None:
+    out, stride = {}, resnet.stride(self.stem_blocks)
+    if self.stem_blocks is None:
+      down, across = (
+        max(n // p, 1) * p
+        for n, p in zip(images.shape[1:3], self.patch_size, strict=True)
+      )
+      x = images[:, :down, :across]
+    else:
       x, out = resnet.trunk(
         images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
       )
@@ -327,7 +336,7 @@ class ViT(Classifier):
     return self.classify(x, out, features)
 
   def _encoder(self) -> Encoder:
-    posemb = Posemb(self.posemb, self.posemb_where, self.posemb_std)
+    posemb = Posemb(self.posemb, self.posemb_where, self.posemb_std, self.posemb_cls)
     block = functools.partial(
       EncoderBlock,
       self.num_heads,
@@ -377,7 +386,10 @@ PUBLISHED = (
   # DeiT (arXiv 2012.12877), FlexiViT (2212.08013; its patches are resized in training,
   # the published files hold 16), SigLIP (2303.15343).
   (r'deit_(tiny|small|base)_patch16(?:_\d+)?', lambda size: (f'{_TIMM[size]}/16', {})),
-  (r'flexivit_(small|base|large)', lambda size: (f'{_TIMM[size]}/16', {})),
+  (
+    r'flexivit_(small|base|large)',
+    lambda size: (f'{_TIMM[size]}/16', {'posemb_cls': False}),
+  ),
   (
     rf'vit_({_SIZES})_patch(\d+)_siglip(_gap)?(?:_\d+)?',
     lambda size, patch, gap: (

@@ -24,6 +24,7 @@ class Posemb(NamedTuple):
   kind: str
   where: str
   std: float | None
+  cls: bool
 
   def check(self) -> None:
     """Raises UserError for an unknown kind, or a place that this kind does not have."""
@@ -37,7 +38,7 @@ class Posemb(NamedTuple):
 
   def embedding(self) -> 'PositionEmbedding':
     """Returns the module of positions that are added to tokens."""
-    return PositionEmbedding(self.kind, self.std, name='posembed_input')
+    return PositionEmbedding(self.kind, self.std, self.cls, name='posembed_input')
 
   def in_attention(self, grid: tuple[int, int]):
     """Returns the `positions` of `MultiHeadDotProductAttention`, or None."""
@@ -56,10 +57,12 @@ class PositionEmbedding(nn.Module):
       `pos_embedding_cls` [1, N - h w, D] for tokens outside the grid; 'sincos2d': see
       `sincos2d`, zero for tokens outside the grid.
     std: standard deviation of the initial values; None: 1 / sqrt(D).
+    cls: whether tokens outside the grid have rows too; if not, theirs is zero.
   """
 
   kind: str
   std: float | None
+  cls: bool
 
   @nn.compact
   def __call__(self, x, grid: tuple[int, int]):
@@ -73,7 +76,7 @@ class PositionEmbedding(nn.Module):
       UserError: for another grid than that of the tables.
     """
     (_, N, D), (h, w) = x.shape, grid
-    others = N - h * w
+    others = N - h * w if self.cls else 0
 
     def table(name, rows, width):
       check_rows(self, name, rows, axis=1, grid=grid)
@@ -81,7 +84,7 @@ class PositionEmbedding(nn.Module):
       return self.param(name, nn.initializers.normal(std), (1, rows, width))
 
     if self.kind == 'learn':
-      added = table('pos_embedding', N, D)
+      added = table('pos_embedding', others + h * w, D)
     elif self.kind == 'learn2d':
       if D % 2:
         raise UserError(
@@ -95,7 +98,9 @@ class PositionEmbedding(nn.Module):
         outside = table('pos_embedding_cls', others, D)
         added = jnp.concatenate([outside, added], axis=1)
     else:
-      added = np.pad(sincos2d(h, w, D), ((0, 0), (others, 0), (0, 0)))
+      added = sincos2d(h, w, D)
+    if without := N - added.shape[1]:
+      added = jnp.pad(added, ((0, 0), (without, 0), (0, 0)))
     return jnp.asarray(added, x.dtype)
 
 

@@ -56,20 +56,30 @@ def resize_positions(
 
 
 def learned_positions(
-  flat: Arrays, fields: dict, family: Family, image_size: tuple[int, int]
+  flat: Arrays,
+  fields: dict,
+  family: Family,
+  image_size: tuple[int, int],
+  class_row: bool = False,
 ) -> tuple[Arrays, dict]:
   """Returns (parameters, fields) of a model of equal outputs with a learned table.
 
-  Sine-cosine positions become a table of their numbers, for images of this size. Models
-  with other positions, or that add them before every block, come back as they are.
+  Sine-cosine positions become a table of their numbers, for images of this size, and with
+  `class_row` a class token without a position has a row of zeros. Models with other
+  positions, or that add them before every block, come back as they are.
   """
-  if (fields.get('posemb'), fields.get('posemb_where')) != ('sincos2d', 'stem'):
+  if fields.get('posemb_where') != 'stem':
     return flat, fields
-  (H, W), (down, across) = image_size, family.stride(fields)
-  table = sincos2d(H // down, W // across, fields['width'])
-  if fields['classifier'] == 'token':  # the class token has no position
-    table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
-  return {**flat, family.position: table}, {**fields, 'posemb': 'learn'}
+  has_class = fields['classifier'] == 'token'
+  if fields['posemb'] == 'sincos2d':
+    (H, W), (down, across) = image_size, family.stride(fields)
+    table = sincos2d(H // down, W // across, fields['width'])
+    flat = {**flat, family.position: table}
+    fields = {**fields, 'posemb': 'learn', 'posemb_cls': not has_class}
+  if class_row and has_class and not fields['posemb_cls'] and family.position in flat:
+    table = np.pad(flat[family.position], ((0, 0), (1, 0), (0, 0)))
+    flat, fields = {**flat, family.position: table}, {**fields, 'posemb_cls': True}
+  return flat, fields
 
 
 def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
@@ -202,6 +212,9 @@ def fit(
     if _classes({n: x.shape for n, x in flat.items()}) != _classes(shapes):
       skip.append('head/.*')
     taken, report = merge(shapes, flat, skip)
+    if odd := [name for name, x in taken.items() if not np.isfinite(x).all()]:
+      names = _listed({'NaN or infinity in': odd}, 3)[0]
+      raise ValueError(f'{names}: take other weights, or skip={odd[:1]}')
   unused = [n for n in source.unused if n not in report.unused]
   return taken, report._replace(
     notes=[*notes, *changes], unused=[*report.unused, *unused]

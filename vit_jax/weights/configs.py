@@ -3,6 +3,7 @@
 Values are checked where they are read. Keys that are not read are left alone.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,32 @@ import numpy as np
 
 from vit_jax import imagenet
 from vit_jax.weights import pipelines
+
+# Arguments of timm's models that shapes of arrays show, in whatever model, ...
+_SHOWN = {'in_chans', 'num_classes', 'img_size', 'patch_size', 'embed_dim', 'depth'}
+_SHOWN |= {
+  'depths',
+  'dims',
+  'num_blocks',
+  'num_heads',
+  'mlp_ratio',
+  'layers',
+  'channels',
+}
+_SHOWN |= {
+  'stem_chs',
+  'stem_width',
+  'width_factor',
+  'class_token',
+  'pos_embed',
+  'fc_norm',
+}
+_SHOWN |= {'init_values', 'ls_init_value', 'expand_attn', 'use_cls_token'}
+# ... and those of training, or of images of another size, alone.
+_TRAINING = re.compile(
+  r'(\w+_)?drop(_\w+)?_rate|weight_init|fix_init|head_init_scale|zero_init_last|nlhb'
+  r'|dynamic_img_(size|pad)|strict_img_size'
+)
 
 # Names of activations -> ours.
 _ACTS = dict.fromkeys(('gelu', 'gelu_erf'), 'gelu_erf')
@@ -48,19 +75,32 @@ def google(**defaults) -> Reader:
   return read
 
 
-def timm(fields: Callable[[dict, str], dict] = lambda config, name: {}) -> Reader:
-  """Reads timm's config; fields: (config, architecture or file name) -> the model's."""
+def timm(fields: Callable[[dict, str], dict] = lambda args, name: {}, **only) -> Reader:
+  """Reads timm's config, and raises ValueError for arguments that are not read.
+
+  Args:
+    fields: (timm's arguments of the model, architecture or file name) -> the model's
+      fields. It takes the arguments that it reads out of the dict.
+    **only: arguments that have this value only.
+  """
 
   def read(config, source):
-    args, cfg = section(config, 'model_args'), section(config, 'pretrained_cfg')
+    cfg = section(config, 'pretrained_cfg')
+    args = {k: x[k] for x in (cfg, config) for k in ('global_pool',) if k in x}
+    args |= section(config, 'model_args')
     architecture = config.get('architecture')
     if not isinstance(architecture, str | None):
       raise ValueError(f'architecture is {architecture!r}, expected a text')
     size = cfg.get('input_size', config.get('input_size'))
-    size = pair(size[1:] if size else args.get('img_size'))
+    size = pair(args.get('img_size') or (size and size[1:]))
     names = texts(config.get('label_names') or cfg.get('label_names'))
     pp = section(config, 'vit_jax').get('pp') or pipelines.of_timm(cfg, size)
-    own = fields(config, architecture or Path(source).name)
+    own = fields(args, architecture or Path(source).name)
+    require(args, only, 'a model of timm')
+    known = _SHOWN | only.keys()
+    for key in args.keys() - known:
+      if not _TRAINING.fullmatch(key):
+        raise ValueError(f'model_args.{key} is not read: it may compute something else')
     return Facts(own, size, names, pp, architecture, config)
 
   return read
@@ -121,10 +161,9 @@ def activation(name: str) -> str:
   return _ACTS[name]
 
 
-def timm_act(config: dict, name: str) -> dict:
+def timm_act(args: dict, name: str) -> dict:
   """Returns the field `act` of a timm model."""
-  act = section(config, 'model_args').get('act_layer', 'gelu')
-  return {'act': activation(act)}
+  return {'act': activation(args.pop('act_layer', 'gelu'))}
 
 
 def pair(size, key: str = 'image_size') -> tuple[int, int] | None:

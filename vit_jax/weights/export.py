@@ -59,7 +59,9 @@ def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]
   """Returns (arrays, config) in the format `to`; ValueError if it cannot express them."""
   format = formats.writer(family, to)
   if to != 'google':  # whose files without a table have sine-cosine positions
-    flat, fields = adapt.learned_positions(flat, fields, models.family(family), size)
+    flat, fields = adapt.learned_positions(
+      flat, fields, models.family(family), size, class_row=to == 'hf'
+    )
   return format.write(flat, fields, size, class_names)
 
 

@@ -70,6 +70,8 @@ class Format(NamedTuple):
   lacks: str | None = None
   # (parameters, fields) -> (h, w) of the positions, or None.
   grid: Callable[[Arrays, Fields], tuple[int, int] | None] = lambda flat, fields: None
+  # (parameters, fields, facts) -> fields of positions that only all three tell.
+  positions: Callable[[Arrays, Fields, Facts], Fields] = lambda flat, fields, facts: {}
   # Whether arrays do not show the number of heads: `rules` finds it in the facts' fields.
   flat_heads: bool = False
   # (fields, image size, class names) -> config; None: the format is only read.
@@ -96,6 +98,7 @@ class Format(NamedTuple):
       raise ValueError(f'{odd[0]} is {flat[odd[0]].dtype}, parameters are floats')
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     fields = _over(facts.fields, self.infer(flat))
+    fields |= self.positions(flat, fields, facts)
     body = fields.get('backbone') or fields
     depth = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
     if depth > adapt.MOST_LAYERS:

@@ -67,20 +67,6 @@ def joined(part: Transform, number: int) -> Transform:
   )
 
 
-def _with_class_row(x):
-  return np.concatenate([np.zeros_like(x[:, :1]), x], axis=1)
-
-
-def _without_class_row(x):
-  if x[:, 0].any():
-    raise ValueError('its class token has a position, this format has none for it')
-  return x[:, 1:]
-
-
-# Positions of the patches alone, in a model with a class token: the token's is zero.
-patch_positions = _one(_with_class_row, _without_class_row)
-
-
 def offsets(window: tuple[int, int]) -> Transform:
   """[rows, M], a row per offset in a window of h x w, -> [2 h - 1, 2 w - 1, M]."""
   shape = tuple(2 * n - 1 for n in window)

@@ -86,7 +86,7 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
   stride = family.stride(models.fields_of(model))
   grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))
   patches = grid[0] * grid[1]
-  module = PositionEmbedding(model.posemb, model.posemb_std)
+  module = PositionEmbedding(model.posemb, model.posemb_std, model.posemb_cls)
   made = re.compile(r'Transformer/(encoderblock(_0)?/(rows/)?)?posembed_input/(.*)')
   params = {
     m[4]: x[0] if m[1] and not m[2] else x  # the first of scanned blocks

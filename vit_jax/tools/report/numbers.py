@@ -22,9 +22,7 @@ _CHARTS = (
   ('Images per second', r'time/images_per_s', False),
   ('Gradient norm', r'train/grad_norm', True),
 )
-_NOT_SHOWN = (
-  r'step|time/seconds_left|.*/(examples|bad_images)|.*_(seed\d+|std|(log2_)?l2)'
-)
+_NOT_SHOWN = r'step|time/seconds_left|.*/(examples|bad_(images|logits))|.*_(seed\d+|std|(log2_)?l2)'
 
 
 def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list]:

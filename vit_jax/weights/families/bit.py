@@ -81,7 +81,7 @@ FORMATS = (
     r'stem\.conv\.weight',
     TIMM,
     infer,
-    configs.timm(),
+    configs.timm(global_pool='avg', output_stride=32, avg_down=False, preact=True),
     config=_timm_config,
   ),
   Format(

@@ -42,6 +42,12 @@ HF = table(
 )
 
 
+# Arguments of timm's ConvNeXt that have one value here.
+_ONLY = dict(global_pool='avg', output_stride=32, norm_eps=1e-6, kernel_sizes=7)
+_ONLY |= dict(stem_type='patch', conv_mlp=False, conv_bias=True, use_grn=False)
+_ONLY |= dict(norm_layer='layernorm', head_norm_first=False)
+
+
 def infer(flat: dict) -> dict:
   """Returns the fields that shapes tell: depths and widths."""
   depths = layers.depths(flat, 'gamma')
@@ -81,7 +87,7 @@ FORMATS = (
     'timm',
     marker=r'stages\.0\.blocks\.0\.conv_dw\.weight',
     rules=TIMM,
-    facts=configs.timm(configs.timm_act),
+    facts=configs.timm(configs.timm_act, **_ONLY),
     config=_timm_config,
   ),
   _format(

@@ -88,7 +88,7 @@ FORMATS = (
     'timm',
     marker=r'blocks\.0\.mlp_tokens\..+',
     rules=TIMM,
-    facts=configs.timm(configs.timm_act),
+    facts=configs.timm(configs.timm_act, global_pool='avg', stem_norm=False),
     config=_timm_config,
   ),
 )

@@ -137,16 +137,15 @@ _NAMES = {
 }
 
 
-def _timm_fields(config: dict, name: str) -> dict:
-  args = config.get('model_args', {})
+def _timm_fields(args: dict, name: str) -> dict:
   strides = [[1, 1], *[[2, 2]] * (len(args.get('depths', range(4))) - 1)]
-  configs.require(args, _FIXED | {'stride_q': strides}, 'an MViT of timm')
   classifier = 'token' if args.get('use_cls_token', name.endswith('_cls')) else 'avg'
-  pool = {'global_pool': args.get('global_pool') or config.get('global_pool')}
-  if any(pool.values()):
-    configs.require(pool, {'global_pool': classifier}, 'an MViT of timm')
+  only = {'stride_q': strides, 'global_pool': classifier}
+  configs.require(args, only, 'an MViT of timm')
+  for key in only:
+    args.pop(key, None)
   fields = {'class_residual': True} if classifier == 'token' else {}
-  if key_strides := args.get('stride_kv_adaptive'):
+  if key_strides := args.pop('stride_kv_adaptive', None):
     fields['kv_stride'] = configs.side(key_strides, 'stride_kv_adaptive')
   return fields
 
@@ -197,7 +196,7 @@ FORMATS = (
     'timm',
     marker=r'stages\.0\.blocks\.0\.attn\.pool_q\.weight',
     rules=_timm_rules,
-    facts=configs.timm(_timm_fields),
+    facts=configs.timm(_timm_fields, **_FIXED),
     config=_timm_config,
     write_rules=_write_timm,
   ),

@@ -64,15 +64,8 @@ def _counts(rules: Table) -> Callable[[dict], dict]:
   return buffers
 
 
-# Arguments of timm's ResNet that the arrays show, or that are read.
-_TIMM_ARGS = ('layers', 'channels', 'output_stride', 'num_classes', 'in_chans')
-
-
-def _timm_fields(config: dict, name: str) -> dict:
-  args = config.get('model_args', {})
-  if other := args.keys() - {*_TIMM_ARGS}:
-    raise ValueError(f'model_args.{min(other)} is not read, only {_TIMM_ARGS} are')
-  return {k: v for k, v in args.items() if k == 'output_stride'}
+def _timm_fields(args: dict, name: str) -> dict:
+  return {k: args.pop(k) for k in ('output_stride',) if k in args}
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
@@ -120,7 +113,9 @@ FORMATS = (
     'timm',
     marker=r'layer1\.0\.conv3\.weight',
     rules=TIMM,
-    facts=configs.timm(_timm_fields),
+    facts=configs.timm(
+      _timm_fields, global_pool='avg', act_layer='relu', stem_type='', avg_down=False
+    ),
     config=_timm_config,
     buffers=_counts(TIMM),
   ),

@@ -273,15 +273,14 @@ def _timm_rules(arrays, facts) -> Table:
   return timm(stages, any(n.startswith('layers.0.downsample.') for n in arrays))
 
 
-def _windows(config: dict, name: str) -> dict:
-  """Returns the fields of windows that a config or a name tells."""
-  args = config.get('model_args', {})
+def _windows(args: dict, name: str) -> dict:
+  """Returns the fields of windows that timm's arguments or a name tell."""
   stages = len(args.get('depths', range(4)))
-  old, side = None, args.get('window_size')
+  old, side = None, args.pop('window_size', None)
   if match := re.match(_NAME, name):
     old, new = match.groups()
     side = side or int(new)
-  pretrained = args.get('pretrained_window_sizes')
+  pretrained = args.pop('pretrained_window_sizes', None)
   if pretrained is None and old:
     pretrained = [*[int(old)] * (stages - 1), int(old) // 2]
   if isinstance(side, list) and name.startswith('swinv2'):  # (h, w) of all stages
@@ -293,11 +292,13 @@ def _windows(config: dict, name: str) -> dict:
   return {key: tuple(value[:stages]) for key, value in fields.items() if value}
 
 
-def _timm_fields(config: dict, name: str) -> dict:
-  pool = {k: v for k, v in config.items() if k == 'global_pool'}
-  expected = {'always_partition': False, 'global_pool': 'avg'}
-  configs.require(pool | config.get('model_args', {}), expected, 'a Swin of timm')
-  return {'borders': 'shift_pad', 'act': 'gelu_erf', **_windows(config, name)}
+# Arguments of timm's Swin that have one value here.
+_ONLY = dict(global_pool='avg', always_partition=False, qkv_bias=True, act_layer='gelu')
+_ONLY |= dict(norm_layer='layernorm')
+
+
+def _timm_fields(args: dict, name: str) -> dict:
+  return {'borders': 'shift_pad', 'act': 'gelu_erf', **_windows(args, name)}
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
@@ -395,7 +396,7 @@ FORMATS = (
     'timm',
     marker=r'layers\.0\.blocks\.0\.attn\.(relative_position_bias_table|logit_scale)',
     rules=_timm_rules,
-    facts=configs.timm(_timm_fields),
+    facts=configs.timm(_timm_fields, **_ONLY),
     config=_timm_config,
     write_rules=lambda flat, fields: timm(our_stages(flat)),
   ),

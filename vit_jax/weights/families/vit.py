@@ -2,8 +2,10 @@
 
 import functools
 import math
+import operator
 import re
 
+from vit_jax import models
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format
@@ -60,10 +62,8 @@ GOOGLE = table(
 )
 
 
-def big_vision(arrays, facts) -> tuple[Rule, ...]:
-  """Google's names, but positions at the top, of patches only."""
-  transform = t.patch_positions if 'cls' in arrays else t.same
-  return (Rule('pos_embedding', POSITIONS, transform, only_load=True), *GOOGLE)
+# Google's names, but positions at the top, of patches only.
+BIG_VISION = table(Rule('pos_embedding', POSITIONS), GOOGLE)
 
 
 def infer(flat: dict) -> dict:
@@ -118,7 +118,8 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the position embeddings; None unless they are square."""
   if POSITIONS not in flat:
     return None
-  rows = flat[POSITIONS].shape[1] - (fields['classifier'] == 'token')
+  rows = flat[POSITIONS].shape[1]
+  rows -= fields['classifier'] == 'token' and fields.get('posemb_cls', True)
   side = math.isqrt(rows)
   return (side, side) if side * side == rows else None
 
@@ -133,7 +134,7 @@ def _infer_google(flat: dict) -> dict:
 
 def _google_config(fields, image_size, class_names) -> dict:
   published = dict(act='gelu_tanh', norm_eps=1e-6, posemb='learn')
-  published |= dict(posemb_where='stem', attention='full')
+  published |= dict(posemb_where='stem', posemb_cls=True, attention='full')
   if fields['classifier'] == 'none':  # the same arrays as 'gap'
     published['classifier'] = 'gap'
   return configs.google_config(**published)(fields, image_size, class_names)
@@ -167,7 +168,7 @@ def hf(heads: int) -> Table:
 def _hf_config(fields, image_size, class_names) -> dict:
   one = dict(classifier=('token',), posemb=('learn',), posemb_where=('stem',))
   one |= dict(attention=('full',), representation_size=(None,), stem_blocks=(None,))
-  configs.need(fields, 'transformers', **one)
+  configs.need(fields, 'transformers', **one, posemb_cls=(True,))
   args = {
     'hidden_size': fields['width'],
     'num_hidden_layers': fields['depth'],
@@ -183,18 +184,17 @@ def _hf_config(fields, image_size, class_names) -> dict:
 _RESNET = 'patch_embed.backbone'
 
 
-def timm(heads: int, positions: t.Transform = t.same, has_stages: bool = True) -> Table:
+def timm(heads: int, has_stages: bool = True) -> Table:
   """timm's VisionTransformer, also with attention pooling, and hybrids.
 
-  `positions` are `patch_positions` where a class token has no row among them; a hybrid
-  whose ResNet is its root alone has no stages.
+  A hybrid whose ResNet is its root alone has no stages.
   """
   pool, unit = f'{MAP}/MultiHeadDotProductAttention_0', 'block{s+1}/unit{u+1}'
   stage = f'{_RESNET}.stages.{{s}}.blocks.{{u}}'
   root = f'{_RESNET}.stem' if has_stages else _RESNET
   return table(
     Rule('cls_token', 'cls'),
-    Rule('pos_embed', POSITIONS, positions),
+    Rule('pos_embed', POSITIONS),
     layers.conv('patch_embed.proj', 'embedding'),
     layers.norm('blocks.{i}.norm1', f'{BLOCK}/LayerNorm_0'),
     layers.norm('blocks.{i}.norm2', f'{BLOCK}/LayerNorm_1'),
@@ -221,15 +221,26 @@ def timm(heads: int, positions: t.Transform = t.same, has_stages: bool = True) -
 
 
 def _timm_rules(arrays, facts) -> Table:
-  positions = t.same
-  if 'cls_token' in arrays and 'pos_embed' in arrays:
-    rows = arrays['pos_embed'].shape[1]
-    # One row more than a square of patches is the class token's.
-    only_patches = math.isqrt(rows) ** 2 == rows
-    if facts.config.get('model_args', {}).get('no_embed_class', only_patches):
-      positions = t.patch_positions
   has_stages = any(name.startswith(f'{_RESNET}.stages') for name in arrays)
-  return timm(facts.fields['num_heads'], positions, has_stages)
+  return timm(facts.fields['num_heads'], has_stages)
+
+
+def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
+  """Returns posemb_cls=False where the table has no row for the class token."""
+  in_config = 'posemb_cls' in facts.fields
+  if in_config or fields['classifier'] != 'token' or POSITIONS not in flat:
+    return {}
+  rows = flat[POSITIONS].shape[1]
+  has_row = math.isqrt(rows) ** 2 != rows  # an unknown grid is taken as square
+  if size := facts.image_size:
+    stride = models.family('vit').stride(fields)
+    patches = math.prod(map(operator.floordiv, size, stride))
+    has_row = rows == patches + 1 or (has_row and rows != patches)
+  return {} if has_row else {'posemb_cls': False}
+
+
+def _big_vision_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
+  return {'posemb_cls': False} if fields['classifier'] == 'token' else {}
 
 
 # timm's SigLIP architectures whose GELU is the tanh approximation.
@@ -239,15 +250,25 @@ _TANH = (
 )
 
 
-def _timm_fields(config: dict, name: str) -> dict:
-  args = config.get('model_args', {})
+# Arguments of timm's VisionTransformer that have one value here.
+_ONLY = dict(qkv_bias=True, proj_bias=True, qk_norm=False, scale_attn_norm=False)
+_ONLY |= dict(scale_mlp_norm=False, reg_tokens=0, pre_norm=False, final_norm=True)
+_ONLY |= dict(pool_include_prefix=False, norm_layer='layernorm')
+
+
+def _timm_fields(args: dict, name: str) -> dict:
   usual = 'gelu_tanh' if re.match(_TANH, name) else 'gelu'
-  fields = {'act': configs.activation(args.get('act_layer', usual))}
+  fields = {'act': configs.activation(args.pop('act_layer', usual))}
   if 'num_heads' in args:
     fields['num_heads'] = args['num_heads']
-  pool = args.get('global_pool', config.get('global_pool', 'token'))
+  no_row = args.pop('no_embed_class', True if name.startswith('flexivit') else None)
+  if no_row is not None:
+    fields['posemb_cls'] = not no_row
+  pool = args.pop('global_pool', 'token')
   if pool == 'avg' and args.get('class_token', '_gap' not in name):
     raise ValueError("global_pool 'avg' beside a class_token is not read")
+  if pool not in ('token', 'avg', 'map'):
+    raise ValueError(f'global_pool {pool!r} is not read')
   return fields
 
 
@@ -270,7 +291,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
     'num_heads': fields['num_heads'],
     'mlp_ratio': configs.timm_ratio(fields['mlp_dim'], fields['width']),
     'class_token': fields['classifier'] == 'token',
-    'no_embed_class': False,  # the table has a row for it: 5 x 5 is also 1 + 4 x 6
+    'no_embed_class': not fields['posemb_cls'],
     'global_pool': pool,
     'fc_norm': False,  # norm, then the mean; by default timm has them the other way
     'act_layer': fields['act'].replace('_erf', ''),
@@ -297,13 +318,15 @@ FORMATS = (
     facts=configs.google(act='gelu_tanh'),
     lacks='pos_embedding',
     config=_google_config,
+    write_rules=lambda flat, fields: GOOGLE if fields['posemb_cls'] else BIG_VISION,
   ),
   _format(
     'big_vision',
     marker=r'pos_embedding',
-    rules=big_vision,
+    rules=BIG_VISION,
     infer=_infer_google,
     facts=configs.google(act='gelu_tanh'),
+    positions=_big_vision_positions,
   ),
   _format(
     'hf',
@@ -319,7 +342,8 @@ FORMATS = (
     marker=r'blocks\.0\.attn\.qkv\.weight',
     rules=_timm_rules,
     infer=infer,
-    facts=configs.timm(_timm_fields),
+    facts=configs.timm(_timm_fields, **_ONLY),
+    positions=_timm_positions,
     flat_heads=True,
     config=_timm_config,
     write_rules=lambda flat, fields: timm(
