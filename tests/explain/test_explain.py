@@ -1,7 +1,7 @@
 """Attention maps of models: whose row is read, classes, options, errors."""
 
 import dataclasses
-import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ import pytest
 
 import vit_jax
 from tests.support import GOLDEN, naming
-from vit_jax import explain, models, tune
+from vit_jax import explain, models, trees, tune
 from vit_jax.errors import UserError
+from vit_jax.explain import attention as pure
 from vit_jax.explain import kinds, weights
-from vit_jax.explain.attention import attention_distance, rollout
 from vit_jax.explain.saliency import gradient_times_input
 from vit_jax.weights import Loaded
 
@@ -30,78 +30,84 @@ def test_maps_are_the_references_class_token(golden):
   np.testing.assert_allclose(result, golden('attention')['map_cls'], rtol=0, atol=2e-5)
 
 
-@functools.cache
+def drawn(model):
+  """Returns parameters of a model, drawn so that its rows of attention differ."""
+  rng, x = np.random.default_rng(1), jax.ShapeDtypeStruct((1, 32, 32, 3), 'float32')
+  shapes = jax.eval_shape(model.init, jax.random.key(0), x)['params']
+  draw = lambda s: rng.normal(scale=0.3, size=s.shape).astype(np.float32)
+  flat = {n: draw(s) + n.endswith('scale') for n, s in trees.flatten(shapes).items()}
+  return trees.unflatten(flat)
+
+
 def tiny(scan=False, **fields):
   model = models.build('vit', 'mu/8', depth=2, num_classes=3, scan=scan, **fields)
-  x = jnp.zeros((1, 32, 32, 3))
-  params = jax.jit(model.init)(jax.random.key(0), x)['params']
-  # Far enough from their start that rows of attention differ.
-  params = jax.tree.map(lambda p: np.asarray(p) * 1.5, params)
-  head = params['head']['kernel']
-  params['head']['kernel'] = np.random.default_rng(1).normal(size=head.shape, scale=0.5)
   pp = 'decode|value_range(-1, 1)'
-  return Loaded(model, {'params': params}, (32, 32), 3, pp, None, 'x', 'x', '')
-
-
-def intermediates(loaded):
-  """Returns what the model sows, `{'intermediates': ...}`, in one program."""
-  run = functools.partial(loaded.model.apply, mutable=['intermediates'])
-  return jax.jit(run)(loaded.variables, loaded.preprocess(PIXELS))[1]
-
-
-@pytest.mark.parametrize(
-  'fields',
-  [dict(classifier='gap'), dict(classifier='map'), dict(scan=True)],
-)
-def test_other_classifiers_and_scanned_blocks(fields):
-  loaded = tiny(**fields)
-  state = intermediates(loaded)
-  blocks = state['intermediates']['Transformer']
-  of = lambda block: block['MultiHeadDotProductAttention_0']['attention_weights'][0]
-  if 'scan' in fields:
-    layers = of(blocks['encoderblock'])
-  else:
-    layers = np.stack([of(blocks[f'encoderblock_{i}']) for i in range(2)])
-  rows = {'rollout': rollout(layers), 'attention': layers[-1].mean(1)}
-  for kind in rows:
-    result = vit_jax.attention_maps(loaded, PIXELS, kind, batch_size=2)
-    if loaded.model.classifier == 'token':
-      expected = rows[kind][:, 0, 1:]
-    elif loaded.model.classifier == 'gap':
-      expected = rows[kind].mean(1)
-    else:
-      probe = of(state['intermediates']['MAPHead_0']).mean(1)  # [B, 1, N]
-      expected = (probe @ rows[kind])[:, 0]
-    np.testing.assert_allclose(result, expected.reshape(3, 4, 4), rtol=1e-4, atol=1e-6)
-    assert result.dtype == np.float32
+  variables = {'params': drawn(model)}
+  return Loaded(model, variables, (32, 32), 3, pp, None, 'x', 'x', '')
 
 
 def prompted(classifier='token', **options):
   loaded = tiny(classifier=classifier)
   section = dict(method='vpt', number=2, **options)
   tuned, _ = tune.attach(loaded.model, models.family('vit'), (32, 32, 3), **section)
-  params = jax.jit(tuned.init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))['params']
-  variables = {'params': {**params, **loaded.params}}
-  return dataclasses.replace(loaded, model=tuned, variables=variables)
+  return dataclasses.replace(loaded, model=tuned, variables={'params': drawn(tuned)})
 
 
-@pytest.mark.parametrize('classifier', ['token', 'map'])
-def test_maps_leave_prompts_out(classifier):
-  loaded = prompted(classifier)
-  state = intermediates(loaded)
-  block = state['intermediates']['Transformer']['encoderblock_1']
-  weights = block['MultiHeadDotProductAttention_0']['attention_weights'][0]
-  assert weights.shape[-1] == (classifier == 'token') + 2 + 16
-  result = vit_jax.attention_maps(loaded, PIXELS, 'attention')
-  rows = weights.mean(1)[..., -16:]
-  if classifier == 'token':
-    expected = rows[:, 0]
-  else:
-    head = state['intermediates']['MAPHead_0']['MultiHeadDotProductAttention_0']
-    probe = head['attention_weights'][0].mean(1)  # [B, 1, N]
-    expected = (probe @ rows[:, 2:])[:, 0]
-  expected = expected.reshape(3, 4, 4)
-  np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize(
+  ('make', 'fields'),
+  [
+    (tiny, dict(scan=True)),  # with a class token
+    (tiny, dict(classifier='gap')),
+    (tiny, dict(classifier='map')),
+    (prompted, dict(classifier='map')),
+  ],
+)
+def test_maps_are_read_as_the_head_reads_the_tokens(make, fields):
+  loaded = make(**fields)
+  x, classes = loaded.preprocess(PIXELS), np.array([0, 1, 2])
+  model = loaded.model
+
+  @jax.jit
+  def run(variables):
+    attended, gradients, grid = once = weights.with_gradients(
+      model, variables, x, classes
+    )
+    functions = dict(
+      attention=lambda *_: (attended, grid), with_gradients=lambda *_: once
+    )
+    with mock.patch.multiple(weights, **functions):  # computed once for all maps
+      each = {kind: kinds.KINDS[kind](model, variables, x, classes) for kind in rows}
+    return each, attended, gradients
+
+  rows = {'rollout': None, 'attention': None, 'class_rollout': None}
+  results, attended, gradients = run(loaded.variables)
+  layers, pooling = attended
+  rows['rollout'] = pure.rollout(layers)
+  rows['attention'] = layers[-1].mean(1)
+  rows['class_rollout'] = pure.class_rollout(layers, gradients.layers)
+  for kind, row in rows.items():
+    if pooling is not None:
+      how = pooling.mean(1)  # [B, 1, N], without prompts
+      if kind == 'class_rollout':
+        how = np.maximum(pooling * gradients.pooling, 0).mean(1)
+      expected = (how @ row[:, -16:])[:, 0]
+    elif fields.get('classifier') == 'gap':
+      own = np.eye(16) if kind == 'class_rollout' else 0
+      expected = (row - own).mean(1)
+    else:
+      expected = row[:, 0]
+    expected = expected[:, -16:].reshape(3, 4, 4)
+    np.testing.assert_allclose(results[kind], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_class_rollout_of_a_mean_shows_the_patch_that_differs():
+  loaded = tiny(classifier='gap', posemb='none')
+  image = np.full((32, 32, 3), 200, np.uint8)
+  image[8:16, 16:24] = PIXELS[0, :8, :8]
+  (result,) = vit_jax.attention_maps(loaded, [image], 'class_rollout', classes=0)
+  others = np.delete(result.ravel(), 1 * 4 + 2)
+  np.testing.assert_allclose(others, others[0], rtol=1e-3)  # without positions
+  assert result[1, 2] > 2 * others[0]
 
 
 def test_what_cannot_be_mapped():
@@ -123,14 +129,9 @@ def test_what_cannot_be_mapped():
       vit_jax.attention_maps(loaded, PIXELS, kind, **options)
   with pytest.raises(UserError, match=naming('logit')):
     vit_jax.attention_maps(tiny(classifier='none'), PIXELS, 'gradient')
-
-
-@pytest.mark.parametrize(('deep', 'pool'), [(True, None), (False, 'both')])
-def test_prompts_in_every_layer_or_pooled_have_gradients_only(deep, pool):
-  tuned = prompted(deep=deep, pool=pool)
-  assert vit_jax.attention_maps(tuned, PIXELS, 'gradient', classes=1).any()
-  with pytest.raises(UserError, match=naming('prompts', 'gradient')):
-    vit_jax.attention_maps(tuned, PIXELS)
+  for options in (dict(deep=True), dict(deep=False, pool='both')):
+    with pytest.raises(UserError, match=naming('prompts', 'gradient')):
+      vit_jax.attention_maps(prompted(**options), PIXELS)
 
 
 @pytest.mark.parametrize('fields', [dict(scan=True), dict(classifier='map')])
@@ -149,7 +150,6 @@ def test_gradients_by_attention_are_differences_of_the_logit(fields):
   logit = jax.jit(
     lambda p: loaded.model.apply({**loaded.variables, 'perturbations': p}, x)[0][0, 1]
   )
-  stacked = lambda p: weights._sorted(loaded.model, p).layers
   strongest = np.abs(gradients.layers).argmax()
   at, eps = np.unravel_index(strongest, gradients.layers.shape), 0.01
   changed = []
@@ -161,7 +161,6 @@ def test_gradients_by_attention_are_differences_of_the_logit(fields):
     )
     table = block['MultiHeadDotProductAttention_0']['attention_weights']
     table[at if 'scan' in fields else at[1:]] = sign * eps
-    assert stacked(moved)[at] == sign * eps
     changed.append(logit(moved))
   slope = (changed[0] - changed[1]) / (2 * eps)
   assert abs(slope) > 1e-2
@@ -170,64 +169,55 @@ def test_gradients_by_attention_are_differences_of_the_logit(fields):
   assert (result.pooling is None) == (gradients.pooling is None)
 
 
-def apply(loaded, x):
-  return np.asarray(jax.jit(loaded.model.apply)(loaded.variables, x)[0])
+def test_pixels_of_any_model_and_its_likeliest_class():
+  loaded = vit_jax.load(GOLDEN / 'mixer_google.npz')
+  size = (3, *loaded.image_size, 3)
+  images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+  result = vit_jax.attention_maps(loaded, images, 'gradient', batch_size=2)
+  likeliest = lambda x: loaded.model.apply(loaded.variables, x)[0].max(-1)
+  run = jax.jit(lambda x: gradient_times_input(likeliest, x))
+  np.testing.assert_allclose(
+    result, run(loaded.preprocess(images)), rtol=1e-3, atol=1e-6
+  )
+  assert result.shape == size[:3]
+  assert result.dtype == np.float32
+  assert np.abs(result).max() > 0
 
 
-def attention(loaded, x):
-  """The weights, in one program."""
-  run = lambda variables: weights.attention(loaded.model, variables, x)[0]
-  return jax.jit(run)(loaded.variables)
-
-
-def test_maps_of_a_class():
+def test_integrated_gradients_add_up_to_a_difference_of_logits():
   loaded = tiny()
   x = loaded.preprocess(PIXELS)
-  logits = apply(loaded, x)
-  result = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', batch_size=2)
-  assert result.shape == (3, 4, 4)
-  options = dict(classes=[*logits[:2].argmax(-1), logits[2].argmin()])
-  one = vit_jax.attention_maps(loaded, PIXELS, 'class_rollout', **options)
-  np.testing.assert_allclose(result[:2], one[:2], rtol=1e-4, atol=1e-5)
-  assert not np.allclose(result[2], one[2], rtol=1e-2)
-  # With enough steps they sum to the image's logit less that of a black image.
+  both = np.concatenate([x, np.full_like(x, -1)])  # the images, and black ones
+  logits, black = np.split(explain.predicted(loaded, both)[:, 2], 2)
   options = dict(classes=2, steps=64, baseline=-1.0)
   result = vit_jax.attention_maps(loaded, PIXELS, 'integrated', **options)
-  black = apply(loaded, np.full_like(x, -1))
-  np.testing.assert_allclose(result.sum((1, 2)), (logits - black)[:, 2], rtol=2e-2)
-
-
-def test_pixels_of_any_model():
-  loaded = vit_jax.load(GOLDEN / 'mixer_google.npz')
-  size = (1, *loaded.image_size, 3)
-  images = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-  result = vit_jax.attention_maps(loaded, images, 'gradient', classes=1)
-  score = lambda x: loaded.model.apply(loaded.variables, x)[0][:, 1]
-  expected = gradient_times_input(jax.jit(score), loaded.preprocess(images))
-  np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-6)
-  assert result.shape == size[:3]
-  assert np.abs(result).max() > 0
+  np.testing.assert_allclose(result.sum((1, 2)), logits - black, rtol=2e-2)
 
 
 def test_one_layer_one_head_and_the_pooling():
   loaded = tiny(classifier='map')
   x = loaded.preprocess(PIXELS)
-  result = attention(loaded, x)
-  maps = vit_jax.attention_maps(loaded, PIXELS, 'attention', layer='pooling', head=1)
-  np.testing.assert_allclose(maps.reshape(3, 16), result.pooling[:, 1, 0], rtol=1e-4)
-  np.testing.assert_allclose(maps.sum((1, 2)), 1, rtol=1e-5)
-  loaded = tiny()
-  result = attention(loaded, x)
-  maps = vit_jax.attention_maps(loaded, PIXELS, 'attention', layer=0, head=1)
-  expected = result.layers[0][:, 1, 0, 1:].reshape(3, 4, 4)
-  np.testing.assert_allclose(maps, expected, rtol=1e-4)
+
+  @jax.jit
+  def run(variables):
+    maps = [
+      kinds.attention(loaded.model, variables, x, None, layer=layer, head=1)
+      for layer in ('pooling', 0)
+    ]
+    return maps, weights.attention(loaded.model, variables, x)[0]
+
+  maps, (layers, pooling) = run(loaded.variables)
+  rows = pooling[:, 1], pooling.mean(1) @ layers[0][:, 1]
+  for result, row in zip(maps, rows, strict=True):
+    np.testing.assert_allclose(result.reshape(3, 16), row[:, 0], rtol=1e-4)
+    np.testing.assert_allclose(result.sum((1, 2)), 1, rtol=1e-5)
 
 
 def test_distances_of_images_are_those_of_their_weights():
   loaded = tiny()
-  x = loaded.preprocess(PIXELS)
-  result = attention(loaded, x)
+  run = lambda v, x: weights.attention(loaded.model, v, x)[0].layers
+  layers = jax.jit(run)(loaded.variables, loaded.preprocess(PIXELS))
   each = explain.attention_distances(loaded, PIXELS, batch_size=2)
-  assert each.shape == (3, *result.layers.shape[:1], result.layers.shape[2])
-  expected = attention_distance(result.layers, (4, 4), 8)
-  np.testing.assert_allclose(each.mean(0), expected, rtol=1e-4)
+  expected = pure.attention_distance(layers, (4, 4), 8).swapaxes(0, 1)
+  assert each.shape == (3, 2, layers.shape[2])
+  np.testing.assert_allclose(each, expected, rtol=1e-4)

@@ -70,17 +70,6 @@ def test_no_two_rows_or_columns_are_alike(rate):
     assert abs((pairs**2).sum() / count - 1) < 5 * (2 / count) ** 0.5  # the mean is 1
 
 
-def test_neighbours_make_all_patterns_as_often():
-  mask = masks(0, 0.5, (4096, 512))
-  for bits, lag in itertools.product((mask, mask.T), (1, 7, 64)):
-    # Eight elements, `lag` apart, as a byte; no element in two of them.
-    whole = bits[: len(bits) // (8 * lag) * 8 * lag]
-    codes = np.packbits(whole.reshape(-1, 8, lag, bits.shape[1]), axis=1)
-    counts = np.bincount(codes.ravel(), minlength=256)
-    chi2 = ((counts - codes.size / 256) ** 2).sum() / (codes.size / 256)
-    assert abs(chi2 - 255) < 5 * (2 * 255) ** 0.5
-
-
 def test_masks_are_the_same_on_any_mesh():
   shape, key = (16, 8, 32), jax.random.key(0)
   expected = masks(0, 0.1, shape)

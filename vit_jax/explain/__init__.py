@@ -36,8 +36,9 @@ def attention_maps(
   The first three need a model with attention; they are on its grid of patches, and not
   negative. A map is one row of the weights: the class token's, if the model has one; with
   attention pooling, the mean of the tokens' rows by its weights; otherwise the mean of all
-  rows. A row of the first two sums to 1, the class token's own share included. The last
-  two work for every model; they are pixel by pixel, and have signs.
+  rows. A row of the first two sums to 1, the class token's own share included. In a mean
+  of rows, class_rollout leaves out what each token is to itself, which is the same for
+  all. The last two work for every model; they are pixel by pixel, and have signs.
 
   Args:
     source: an argument of `vit_jax.load`, or its result.
@@ -50,11 +51,6 @@ def attention_maps(
 
   Returns:
     float32 [B, h, w]: on the grid of patches, or [B, H, W] pixels.
-
-  Raises:
-    UserError: for a model without attention or without classes, an unknown kind, option
-      or class.
-    BadImage: for an image that cannot be read (a ValueError).
   """
   function = choose('kind of attention map', kind, KINDS)
   parameters = inspect.signature(function).parameters.values()
@@ -77,26 +73,19 @@ def attention_maps(
   return in_batches(run, loaded.variables, x, chosen, batch_size=batch_size)
 
 
-def attention_distances(
-  source, images: Iterable, *, renormalize: bool = True, batch_size: int = 8
-) -> np.ndarray:
+def attention_distances(source, images: Iterable, *, batch_size: int = 8) -> np.ndarray:
   """Returns the attention distance of each head in each image: float32 [B, L, M].
 
-  See `attention.attention_distance`; pixels are those of the model's input.
-
-  Args:
-    source, images, batch_size: as for `attention_maps`.
-    renormalize: see `attention.attention_distance`.
+  See `attention.attention_distance`; pixels are those of the model's input. Arguments are
+  those of `attention_maps`.
   """
   loaded = opened(source)
   family, fields = models.family_of(loaded.model), models.fields_of(loaded.model)
 
   def run(variables, x):
-    attended, _, grid = weights.attention(loaded.model, variables, x)
-    distance = attention.attention_distance(
-      attended.layers, grid, family.stride(fields), renormalize, per_image=True
-    )
-    return distance.swapaxes(0, 1)
+    attended, grid = weights.attention(loaded.model, variables, x)
+    patch = family.stride(fields)
+    return attention.attention_distance(attended.layers, grid, patch).swapaxes(0, 1)
 
   x = loaded.preprocess(images)
   return in_batches(run, loaded.variables, x, batch_size=batch_size)

@@ -8,11 +8,7 @@ from vit_jax.errors import choose
 FUSIONS = {'mean': jnp.mean, 'max': jnp.max, 'min': jnp.min}
 
 
-def rollout(
-  attention: jax.Array,
-  fusion: str = 'mean',
-  residual: bool = True,
-) -> jax.Array:
+def rollout(attention: jax.Array, fusion: str = 'mean', residual: bool = True):
   """Returns the share of each input token in each token of the last layer.
 
   "Quantifying Attention Flow in Transformers" (arXiv 2005.00928, section 3), as the ViT
@@ -68,39 +64,29 @@ def positive_part(attention: jax.Array, gradients: jax.Array) -> jax.Array:
 
 
 def attention_distance(
-  attention: jax.Array,
-  grid: tuple[int, int],
-  patch: tuple[int, int] | int,
-  renormalize: bool = True,
-  *,
-  per_image: bool = False,
+  attention: jax.Array, grid: tuple[int, int], patch: int | tuple[int, int]
 ) -> jax.Array:
   """Returns the mean attention distance of each head, pixels (ViT paper, figure 7 right).
 
-  The mean over images and query patches of the sum over key patches of weight times
-  distance between the centres. Tokens in front of the patches (cls) are left out, as
-  queries and as keys. Uniform attention over 14 x 14 patches of 16 pixels gives 116.5.
+  The mean over query patches of the sum over key patches of weight times distance between
+  the centres. Tokens before the patches (cls) are left out, as queries and as keys, and
+  the weights on patches are divided by their sum: the paper does not say. Uniform
+  attention over 14 x 14 patches of 16 pixels gives 116.5.
 
   Args:
     attention: [L, B, M, N, N]; the last h * w tokens are patches, row by row.
     grid: (h, w) of patches.
     patch: (height, width) in pixels, or one number for both.
-    renormalize: whether the weights on patches are scaled to a sum of 1, so that the
-      result is a weighted average; the paper does not say.
-    per_image: whether to return [L, B, M]; the mean over axis 1 is the paper's dot, the
-      standard deviation its spread over images.
 
   Returns:
-    float32 [L, M].
+    float32 [L, B, M]. The mean over images is the paper's dot, the standard deviation
+    its bar.
   """
   h, w = grid
   assert attention.shape[-1] >= h * w, (attention.shape, grid)
   a = jnp.asarray(attention, jnp.float32)[..., -h * w :, -h * w :]
-  if renormalize:
-    a = a / a.sum(-1, keepdims=True)
+  a = a / a.sum(-1, keepdims=True)
   y, x = jnp.mgrid[:h, :w]
-  height, width = (patch, patch) if isinstance(patch, int) else patch
-  at = jnp.stack([y.ravel() * height, x.ravel() * width], -1)  # [N, 2]
-  distance = jnp.linalg.norm((at[:, None] - at[None]).astype(jnp.float32), axis=-1)
-  mean = (a * distance).sum(-1).mean(3)  # [L, B, M]
-  return mean if per_image else mean.mean(1)
+  at = jnp.stack([y.ravel(), x.ravel()], -1) * jnp.asarray(patch, jnp.float32)
+  distance = jnp.linalg.norm(at[:, None] - at[None], axis=-1)  # [N, N]
+  return (a * distance).sum(-1).mean(3)

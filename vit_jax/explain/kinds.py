@@ -15,14 +15,14 @@ from vit_jax.explain.attention import positive_part
 
 def rollout(model, variables, images, classes, *, fusion='mean', residual=True):
   """Returns the attention rollout, see `attention.rollout`."""
-  attended, _, grid = weights.attention(model, variables, images)
+  attended, grid = weights.attention(model, variables, images)
   rows = maps.rollout(attended.layers, fusion, residual)
-  return _read(model, rows, _heads_mean(attended.pooling), grid)
+  return _read(model, rows, _one_head(attended.pooling), grid)
 
 
 def attention(model, variables, images, classes, *, layer=-1, head=None):
   """Returns the weights of one layer, or with `layer='pooling'` of attention pooling."""
-  attended, _, grid = weights.attention(model, variables, images)
+  attended, grid = weights.attention(model, variables, images)
   if layer == 'pooling':
     if attended.pooling is None:
       raise UserError(
@@ -36,16 +36,17 @@ def attention(model, variables, images, classes, *, layer=-1, head=None):
       f"layer={layer!r}: expected 0 to {L - 1}, -1 to -{L} from the end, or 'pooling'."
     )
   rows = _one_head(attended.layers[layer], head)
-  return _read(model, rows, _heads_mean(attended.pooling), grid)
+  return _read(model, rows, _one_head(attended.pooling), grid)
 
 
 def class_rollout(model, variables, images, classes):
   """Returns the relevance for the class, see `attention.class_rollout`."""
   attended, gradients, grid = weights.with_gradients(model, variables, images, classes)
   rows = maps.class_rollout(attended.layers, gradients.layers)
-  pooling = attended.pooling
-  if pooling is not None:
+  if (pooling := attended.pooling) is not None:
     pooling = positive_part(pooling, gradients.pooling)
+  else:  # In a mean over tokens the identity is the same for all, and hides the rest.
+    rows -= jnp.eye(rows.shape[-1])
   return _read(model, rows, pooling, grid)
 
 
@@ -84,12 +85,10 @@ def _read(model, rows, pooling, grid):
   return weights.on_grid(row, grid)
 
 
-def _heads_mean(pooling) -> jax.Array | None:
-  return None if pooling is None else pooling.astype(jnp.float32).mean(1)
-
-
-def _one_head(x, head: int | None):
+def _one_head(x: jax.Array | None, head: int | None = None):
   """Returns one head of [B, M, N, S], or their mean: float32 [B, N, S]."""
+  if x is None:
+    return None
   if head is None:
     return x.astype(jnp.float32).mean(1)
   if type(head) is not int or not 0 <= head < x.shape[1]:

@@ -25,10 +25,10 @@ class Attention(NamedTuple):
   pooling: jax.Array | None
 
 
-def attention(model, variables, images) -> tuple[Attention, jax.Array, tuple[int, int]]:
-  """Returns (weights, logits, (h, w) of the grid of patches) of a batch."""
-  logits, sown, grid = _apply(model, variables, images)
-  return _sorted(model, sown), logits, grid
+def attention(model, variables, images) -> tuple[Attention, tuple[int, int]]:
+  """Returns (weights, (h, w) of the grid of patches) of a batch."""
+  _, sown, grid = _apply(model, variables, images)
+  return _sorted(model, sown), grid
 
 
 def with_gradients(
@@ -39,15 +39,15 @@ def with_gradients(
   Args:
     classes: int [B], one per image.
   """
-  _, sown, grid = _apply(model, variables, images)
-  zeros = jax.tree.map(jnp.zeros_like, _unpacked(sown))
+  shapes = jax.eval_shape(lambda: _apply(model, variables, images)[1])
+  zeros = jax.tree.map(jnp.zeros_like, _unpacked(shapes))
 
   def score(perturbations):
-    with_them = {**variables, 'perturbations': perturbations}
-    logits, _ = model.apply(with_them, images)
-    return jnp.take_along_axis(logits, classes[:, None], 1).sum()
+    perturbed = {**variables, 'perturbations': perturbations}
+    logits, sown, grid = _apply(model, perturbed, images)
+    return jnp.take_along_axis(logits, classes[:, None], 1).sum(), (sown, grid)
 
-  gradients = jax.grad(score)(zeros)
+  gradients, (sown, grid) = jax.grad(score, has_aux=True)(zeros)
   return _sorted(model, sown), _sorted(model, gradients), grid
 
 
@@ -78,41 +78,32 @@ def on_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
 
 
 def _apply(model, variables, images):
-  _check_prompts(model)
-  core = models.core(model)
-  if getattr(core, 'attention', 'full') == 'axial':
-    raise UserError(
-      "attention='axial' has weights along rows and along columns, which are not put "
-      'together: the kinds gradient and integrated are for it.'
-    )
+  """Returns (logits, what was sown, (h, w) of the grid of patches)."""
+  core, family = models.core(model), models.family_of(model)
   (logits, out), sown = model.apply(variables, images, mutable=['intermediates'])
   sown = sown.get('intermediates', {})
-  if not any(_SOWN in f'/{name}' for name in trees.flatten(sown)):
-    raise UserError(
-      f'{type(core).__name__} has no attention weights; ViTs and hybrids have. The '
-      'kinds gradient and integrated work for every model.'
-    )
-  if 'stage' in re.compile(models.family_of(model).blocks).groupindex:
-    raise UserError(
-      f'{type(core).__name__} attends within the maps of several stages, whose weights '
-      'are not put together. The kinds gradient and integrated work for every model.'
-    )
-  return logits, sown, out['stem'].shape[1:3]
+  if getattr(core, 'attention', 'full') == 'axial':
+    problem = "has attention='axial', along rows and along columns"
+  elif not any(_SOWN in f'/{name}' for name in trees.flatten(sown)):
+    problem = 'has no attention weights'
+  elif 'stage' in re.compile(family.blocks).groupindex:
+    problem = 'attends within the maps of several stages'
+  elif _prompts_change(model):
+    problem = 'has deep prompts, or a tune.pool, which change the tokens between layers'
+  else:
+    return logits, sown, out['stem'].shape[1:3]
+  raise UserError(
+    f'{type(core).__name__} {problem}: this map needs one grid of attention weights. The '
+    'kinds gradient and integrated work for every model.'
+  )
 
 
-def _check_prompts(model) -> None:
-  """Raises UserError for prompts that change the tokens between layers.
-
-  Prompts of the first block alone are tokens like any other, before the patches.
-  """
+def _prompts_change(model) -> bool:
   prompts = getattr(model, 'tune', None)
   if not isinstance(prompts, Prompts) or (at := prompts.places).where == 'add':
-    return
-  if len(at.blocks) > 1 or not at.blocks[0].endswith('_0') or prompts.pool:
-    raise UserError(
-      'Attention with deep prompts, or with a tune.pool, is not put together: the kinds '
-      'gradient and integrated work for every model.'
-    )
+    return False
+  # Prompts of the first block alone are tokens like any other, before the patches.
+  return len(at.blocks) > 1 or not at.blocks[0].endswith('_0') or bool(prompts.pool)
 
 
 def _unpacked(sown: dict) -> dict:

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
+from vit_jax.explain.colours import COLOURS
 from vit_jax.explain.plots import style
 
 
@@ -47,7 +48,7 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
     uniform: the distance under uniform attention, drawn as a dashed line.
   """
   L, M = mean.shape
-  figure = Figure((3.4, 2.6), layout='constrained')
+  figure = Figure((3.4, 2.9), layout='constrained')
   ax = figure.subplots()
   dashes = dict(color='0.6', linewidth=0.7, linestyle=(0, (4, 3)), zorder=0)
   ax.axhline(uniform, label='Uniform attention', **dashes)
@@ -64,7 +65,8 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
   if M > 8:  # a few, as in the paper
     few = ('Head 1', 'Head 2', 'Head 3', f'Head {M}', 'Uniform attention')
     shown = {name: shown[name] for name in few}
-  figure.legend(shown.values(), shown.keys(), loc='outside right upper')
+  place = dict(loc='outside lower center', ncols=3)
+  figure.legend(shown.values(), shown.keys(), columnspacing=1.2, **place)
   return figure
 
 
@@ -73,19 +75,17 @@ def panels(shown: Sequence[Panel]) -> Figure:
   """Draws points against a logarithmic axis, panels side by side."""
   width = style.WIDTH if len(shown) > 1 else 3.4
   figure = Figure((width, 2.5 if len(shown) < 3 else 2.2), layout='constrained')
-  styles: dict[str, tuple] = {}
+  numbers: dict[str, int] = {}
   for ax, panel in zip(
     figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True
   ):
     for series in panel.series:
-      number = len(styles)
-      own = style.colour(number), style.marker(number)
-      colour, marker = styles.setdefault(series.label, own)
-      line = '-' if series.joined else 'none'
-      fmt = dict(color=colour, marker=marker, linestyle=line, markeredgewidth=0)
-      ax.errorbar(
-        series.x, series.y, series.std, label=series.label, elinewidth=0.7, **fmt
-      )
+      # Colours and markers repeat after seven series.
+      number = numbers.setdefault(series.label, len(numbers))
+      fmt = dict(color=COLOURS[number % 7], marker=style.MARKERS[number % 7])
+      fmt |= dict(linestyle='-' if series.joined else 'none', markeredgewidth=0)
+      points = series.x, series.y, series.std
+      ax.errorbar(*points, label=series.label, elinewidth=0.7, **fmt)
     ax.set_xscale('log')
     ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
     if panel.ticks:

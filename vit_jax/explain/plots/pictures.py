@@ -1,6 +1,6 @@
 """Images, maps over images, filters and tiles."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
@@ -9,6 +9,9 @@ from matplotlib.figure import Figure
 from vit_jax import resample
 from vit_jax.explain.plots import style
 
+# Maps are clipped here: a few patches may have many times the weight of all others.
+TOP = 0.99
+
 
 @style.styled
 def maps(
@@ -16,7 +19,7 @@ def maps(
   values: np.ndarray,
   title: str,
   captions: Sequence[str] | None = None,
-  overlay: str = 'mask',
+  overlay: str = 'heat',
 ) -> Figure:
   """Draws images beside their maps (ViT paper, figures 6 and 14).
 
@@ -25,8 +28,9 @@ def maps(
     values: [B, h, w], resized to the images' size.
     title: of the maps' columns.
     captions: one per image, above it.
-    overlay: 'mask', the image times map / maximum, as in the paper; 'heat', the map as
-      colour; or 'signed', red where the map is positive and blue where it is negative.
+    overlay: 'heat', colours from the 1st to the 99th percentile of each map; 'mask', the
+      image times the map, as in the paper, white from the 99th percentile; or 'signed',
+      red where the map is positive and blue where it is negative.
   """
   B, H, W, _ = images.shape
   across = 1 if B <= 3 else 2 if B <= 8 else 4
@@ -34,11 +38,15 @@ def maps(
   near, far, above = 0.05, 0.14, 0.16 if captions else 0.0
   side = min(1.35, (style.WIDTH + far) / across / 2 - (near + far) / 2)
   pair, row = 2 * side + near + far, side * H / W + above + near
-  figure = Figure((across * pair - far, down * row - near))
-  place = _placer(figure)
+  figure = Figure((across * pair - far, down * row + 0.25))
+  width, height = figure.get_size_inches()
+  # Axes in inches from the upper left corner.
+  place = lambda x, y, w, h: figure.add_axes(
+    (x / width, 1 - (y + h) / height, w / width, h / height)
+  )
   for i in range(B):
     x, y = i % across * pair, i // across * row + above
-    shown = _enlarged(images[i], values[i])
+    shown = _enlarged(images[i], _scaled(values[i], overlay))
     for k, image in enumerate((shown[0], _OVERLAYS[overlay](*shown))):
       ax = place(x + k * (side + near), y, side, side * H / W)
       ax.imshow(image)
@@ -48,21 +56,33 @@ def maps(
         ax.text(*at, ('Input', title)[k], **_over(ax), size=9)
       if captions and k == 0:
         most = int(2 * side / 0.048)  # characters of 7 points
-        text = (
-          captions[i] if len(captions[i]) <= most else captions[i][: most - 1] + '…'
-        )
+        text = captions[i]
+        text = text if len(text) <= most else text[: most - 1] + '…'
         ax.text(1 + near / 2 / side, 1.02, text, **_over(ax), size=7)
+  ax = place(side + near, down * row + 0.03, side, 0.07)  # The key, below a map.
+  ramp = np.linspace(-1 if overlay == 'signed' else 0, 1, 256)[None]
+  ax.imshow(_OVERLAYS[overlay](np.full((1, 256, 3), 0.7), ramp), aspect='auto')
+  ax.set_axis_off()
+  for x, end in enumerate(
+    ('against', 'for') if overlay == 'signed' else ('low', 'high')
+  ):
+    ax.text(
+      x, -0.3, end, transform=ax.transAxes, ha=('left', 'right')[x], va='top', size=7
+    )
   return figure
 
 
-def _placer(figure: Figure) -> Callable:
-  """Returns (x, y, width, height) -> axes there, inches from the upper left corner."""
-  W, H = figure.get_size_inches()
-
-  def place(x, y, width, height):
-    return figure.add_axes((x / W, 1 - (y + height) / H, width / W, height / H))
-
-  return place
+def _scaled(value: np.ndarray, overlay: str) -> np.ndarray:
+  """Returns a map in [0, 1], signed in [-1, 1], so that most patches can be told apart."""
+  low, high = np.quantile(value, (1 - TOP, TOP))
+  if overlay == 'signed':
+    low, high = 0, np.quantile(np.abs(value), TOP)
+  elif overlay == 'mask':
+    low = 0
+  if high <= low:  # Few patches are not 0, or all are alike.
+    low, high = min(0, value.min()), np.abs(value).max()
+  least = -1 if overlay == 'signed' else 0
+  return np.clip((value - low) / (high - low if high > low else 1), least, 1)
 
 
 def _over(ax) -> dict:
@@ -84,28 +104,20 @@ def _enlarged(image: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _mask(image, value):
-  return image * _shares(value)[..., None]
+  return image * value[..., None]
 
 
 def _heat(image, value):
-  colour = matplotlib.colormaps['inferno'](_shares(value))[..., :3]
-  return 0.4 * _grey(image) + 0.6 * colour
+  return 0.4 * _grey(image) + 0.6 * matplotlib.colormaps['inferno'](value)[..., :3]
 
 
 def _signed(image, value):
-  most = np.quantile(np.abs(value), 0.995)
-  value = np.clip(value / (most if most > 0 else 1), -1, 1)
   strength = np.abs(value)[..., None]
   colour = matplotlib.colormaps['RdBu_r'](0.5 + 0.45 * np.sign(value))[..., :3]
   return (1 - strength) * (0.6 + 0.4 * _grey(image)) + strength * colour
 
 
 _OVERLAYS = {'mask': _mask, 'heat': _heat, 'signed': _signed}
-
-
-def _shares(value):
-  most = value.max()
-  return np.clip(value / (most if most > 0 else 1), 0, 1)
 
 
 def _grey(image):
@@ -126,19 +138,13 @@ def tiles(similarity: np.ndarray, title: str) -> Figure:
     list(range((n - 1) % s // 2, n, s)) for n, s in zip((h, w), steps, strict=True)
   )
   side = 3.2 / max(len(rows), len(columns))
-  figure = Figure(
-    (side * len(columns) + 1, side * len(rows) + 0.6), layout='constrained'
-  )
+  size = (side * len(columns) + 1, side * len(rows) + 0.6)
+  figure = Figure(size, layout='constrained')
   ax = figure.subplots()
   chosen = [similarity[i, j] for i in rows for j in columns]
   drawn = _mosaic(ax, chosen, len(columns), vmin=-1, vmax=1, cmap='viridis')
-  at = lambda numbers: (
-    [k + 0.5 for k in range(len(numbers))],
-    [n + 1 for n in numbers],
-  )
-  ax.set_xticks(*at(columns), size=7)
-  places, names = at(rows)
-  ax.set_yticks([y * h / w for y in places], names, size=7)
+  ax.set_xticks(np.arange(len(columns)) + 0.5, np.add(columns, 1), size=7)
+  ax.set_yticks((np.arange(len(rows)) + 0.5) * h / w, np.add(rows, 1), size=7)
   ax.tick_params(length=0)
   ax.set(title=title, xlabel='Input patch column', ylabel='Input patch row')
   cax = ax.inset_axes((1.02, 0, 0.03, 1))

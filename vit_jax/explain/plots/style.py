@@ -8,8 +8,6 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from vit_jax.explain.colours import COLOURS
-
 WIDTH = 5.5
 STYLE = {
   'font.family': ['STIXGeneral', 'DejaVu Serif'],  # both come with matplotlib
@@ -33,17 +31,7 @@ STYLE = {
   'pdf.fonttype': 42,  # text that can be searched and edited
   'svg.hashsalt': 'vit_jax',  # names of parts that do not change from run to run
 }
-_MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
-
-
-def colour(number: int) -> str:
-  """Returns the colour of the series with this number; colours repeat after seven."""
-  return COLOURS[number % len(COLOURS)]
-
-
-def marker(number: int) -> str:
-  """Returns the marker of the series with this number; markers repeat after seven."""
-  return _MARKERS[number % len(_MARKERS)]
+MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 
 
 def styled(draw: Callable) -> Callable:

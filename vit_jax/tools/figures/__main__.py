@@ -106,10 +106,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
       default = 'default: the most probable'
       add('--class', dest='class_name', metavar='NAME', help=default)
     if name in ('rollout', 'attention', 'class_rollout'):
-      # With 'mask' all but a few patches of a class would be black.
-      default = 'heat' if name == 'class_rollout' else 'mask'
-      overlay = 'the image times the map, or colours over it: %(default)s'
-      add('--overlay', choices=('mask', 'heat'), default=default, help=overlay)
+      overlay = 'colours over the image, or the image times the map: %(default)s'
+      add('--overlay', choices=('heat', 'mask'), default='heat', help=overlay)
     add('--out', metavar='DIR', default='figures', help='folder: %(default)s')
     add('--format', type=cli.words(FORMATS), default=['png'], help='png,pdf,svg')
     cli.add_json_option(options)

@@ -26,9 +26,8 @@ def draw(args) -> Drawn:
   options, title = {}, _TITLES[args.name]
   if args.name == 'attention':
     options = {'layer': args.layer, 'head': args.head}
-    layer = {'pooling': 'Pooling', -1: 'Last layer'}.get(
-      args.layer, f'Layer {args.layer}'
-    )
+    layer = {'pooling': 'Pooling', -1: 'Last layer'}.get(args.layer)
+    layer = layer or f'Layer {args.layer}'
     title = layer if args.head is None else f'{layer}, head {args.head}'
   paths = predict.find(args.images)
   loaded = source.load(args, dtype='float32')
@@ -39,25 +38,29 @@ def draw(args) -> Drawn:
     options['classes'], names, captions = _explained(loaded, rows, args.class_name)
   maps = explain.attention_maps(loaded, images, args.name, **options)
   signed = args.name in ('gradient', 'integrated')
-  figure = plots.maps(
-    shown(loaded, rows[:_MOST]),
-    maps[:_MOST],
-    title,
-    captions,
-    'signed' if signed else args.overlay,
-  )
+  overlay = 'signed' if signed else args.overlay
+  pixels = shown(loaded, rows[:_MOST])
+  figure = plots.maps(pixels, maps[:_MOST], title, captions, overlay)
   cells = zip(images, names, strict=True)
   table = grids(('image', 'class'), list(zip(cells, maps, strict=True)))
-  notes = (
-    ('Red pixels speak for the class that is named, blue ones against it.',)
-    if signed
-    else ()
-  )
+  if signed:
+    notes = ['Red pixels speak for the class that is named, blue ones against it.']
+  else:
+    notes = [_clipped(images, maps, plots.TOP)]
   if len(images) > _MOST:
-    notes += (
-      f'The first {_MOST} of {len(images)} images are drawn; the table has all.',
-    )
-  return Drawn(figure, table, notes)
+    notes.append(f'{_MOST} of {len(images)} images are drawn; the table has all.')
+  return Drawn(figure, table, tuple(notes))
+
+
+def _clipped(images, maps, top: float) -> str:
+  """Returns the line on the patches above the scale of colours, where they hold the most."""
+  above = [m[m > np.quantile(m, top)] for m in maps]
+  shares = [high.sum() / (m.sum() or 1) for high, m in zip(above, maps, strict=True)]
+  i = int(np.argmax(shares))
+  return (
+    f'Colours end at the {top:.0%} quantile of a map: {len(above[i])} of {maps[i].size} '
+    f'patches of {images[i]} are above it and hold {shares[i]:.1%} of its sum.'
+  )
 
 
 def distance(args) -> Drawn:
@@ -72,7 +75,7 @@ def distance(args) -> Drawn:
   grid = tuple(n // p for n, p in zip(loaded.image_size, patch, strict=True))
   N = grid[0] * grid[1]
   even = np.full((1, 1, 1, N, N), 1 / N, np.float32)
-  uniform = float(attention.attention_distance(even, grid, patch)[0, 0])
+  uniform = float(attention.attention_distance(even, grid, patch)[0, 0, 0])
   rows = [('layer', 'head', 'pixels', 'std_over_images', 'images')]
   for (layer, head), value in np.ndenumerate(mean):
     rows.append((layer, head, f'{value:.7g}', f'{std[layer, head]:.7g}', len(paths)))
