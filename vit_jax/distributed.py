@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax import terminal
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, printable
 
 AUTO = 'auto'
 # Seconds. If the first process ends, the others notice at once; if another one ends, after
@@ -71,4 +71,4 @@ def agree(ok: bool) -> bool:
 def say(line: str) -> None:
   """Writes a line to standard error, from the first process alone."""
   if is_first():
-    terminal.say(line)
+    terminal.say(printable(line, keep='\n'))

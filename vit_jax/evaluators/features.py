@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import sharding
+from vit_jax import distributed, sharding, terminal
 from vit_jax.check import Count, Section, Size, nonempty
 from vit_jax.data import pipeline, sources
 from vit_jax.data.ops import registry
@@ -91,9 +91,11 @@ class Probe:
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns {'NAME_KEY': number} for every data set; see `measure`."""
     extract = lambda batches: self._extract(batches, predict, variables)
+    every, noun = self.datasets.items(), type(self).__name__
+    quiet = not distributed.is_first()
     return {
       f'{name}_{key}': value
-      for name, splits in self.datasets.items()
+      for name, splits in terminal.progress(every, len(every), noun, 'data sets', quiet)
       for key, value in self.measure(name, splits, extract).items()
     }
 

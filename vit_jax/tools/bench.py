@@ -301,7 +301,8 @@ def _row(row: dict) -> str:
   if 'error' in row:
     return f'{start}  {row["error"]}'
   median, low, high = (1e3 * row['step_s'][key] for key in ('median', 'min', 'max'))
-  share = f'{row["mfu"]:8.1%}' if row.get('mfu') else ''
+  # More than 100 % is a machine that was busy while its peak was measured.
+  share = f'{row["mfu"]:8.1%}' if 0 < (row.get('mfu') or 0) <= 1 else ''
   return (
     f'{start}{row["images_per_s"]:11,.1f}{f"{median:.4g} ({low:.4g}-{high:.4g})":>27}'
     f'{row["compile_s"]:8.1f} s{row["memory_bytes"] / 2**30:7.2f} GiB{share}'

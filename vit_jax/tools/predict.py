@@ -81,7 +81,7 @@ def find(images: list[str]) -> list[str]:
         there = f', only {folder.describe(others)}' if others else ''
         raise UserError(f'No images in {name}{there}: looked for {extensions}.')
       if others:
-        terminal.say(f'{name}: left out: {folder.describe(others)}.')
+        terminal.say(printable(f'{name}: left out: {folder.describe(others)}.'))
       paths += sorted(os.path.join(name, image) for image in inside)
     elif path.exists():
       paths.append(name)

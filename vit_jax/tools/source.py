@@ -117,9 +117,7 @@ def print_values(args, record: dict, values: dict, metrics, notes: list[str]) ->
     print(f'{"step":12} {record["step"]:,}')
   for line in notes:
     print(line)
-  for name, value in values.items():
+  for name in values:
     metric = base.find(metrics, name)
     if not metric.detail:
-      std = metric.std and values.get(name + metric.std)
-      spread = f' ± {metric.text(std)}' if std is not None else ''
-      print(f'{name:12} {metric.text(value)}{spread}')
+      print(f'{name:12} {metric.with_std(values, name)}')

@@ -22,7 +22,6 @@ from vit_jax.errors import (
   DiskFull,
   Unreachable,
   UserError,
-  did_you_mean,
   nearest,
 )
 
@@ -85,14 +84,12 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
 
 def _did_you_mean(flag: str, config: dict) -> str:
   """Returns ' Did you mean "--config.data.batch_size"?' for '--batch_size=64', or ''."""
-  word = flag.partition('=')[0]
-  if near := did_you_mean(word, _FLAGS):
-    return near
   keys = [*config_lib.flat(config), *config_lib.DURATIONS]
   keys.sort(key=lambda key: -key.count('.'))  # the shortest key of one name wins
-  by_name = {f'--{key.rpartition(".")[2]}': key for key in keys}
-  near = nearest(word, by_name, 0.8)
-  return f' Did you mean "--config.{by_name[near]}"?' if near else ''
+  flags = {f'--{key.rpartition(".")[2]}': f'--config.{key}' for key in keys}
+  flags |= {name: name for name in _FLAGS}
+  near = nearest(flag.partition('=')[0], flags, 0.8)
+  return f' Did you mean "{flags[near]}"?' if near else ''
 
 
 def default_name(spec: str, assignments: list[str]) -> str:

@@ -16,7 +16,7 @@ import sys
 
 from vit_jax import cli
 from vit_jax.config import recipes
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, did_you_mean
 from vit_jax.tools.inspect import tpu
 
 # Flags that go with each question, besides --json.
@@ -61,6 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def _question(args, parser) -> str:
+  from vit_jax import models
   from vit_jax.tools.inspect import source
 
   if args.zoo:
@@ -75,7 +76,8 @@ def _question(args, parser) -> str:
   if name.endswith('.py') or name in recipes():
     raise UserError(f'{args.model} is a config: write --config {args.model}.')
   if '/' in name:  # names of models have none there
-    raise UserError(f'{args.model}: no such file or folder; a recipe follows --config.')
+    near = did_you_mean(name, models.names())
+    raise UserError(f'{name}: no file or folder; --config RECIPE, hf:OWNER/NAME.{near}')
   return 'model'
 
 

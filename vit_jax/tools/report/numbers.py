@@ -80,9 +80,7 @@ def results(run: Run) -> dict[str, str]:
     metric = evaluators.declared(name, run.evals)
     if name.startswith((TIME, 'train/')) or metric.detail:
       continue
-    texts[name] = metric.text(value)
-    if metric.std and name + metric.std in values:
-      texts[name] += f' ± {metric.text(values[name + metric.std])}'
+    texts[name] = metric.with_std(values, name)
     count = values.get(f'{name.rpartition("/")[0]}/examples')
     if metric.of_images and count and 0 <= value <= 1:
       low, high = interval(value, count)
