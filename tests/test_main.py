@@ -61,6 +61,7 @@ def test_the_hint_is_true(tmp_path):
     ([DIGITS, '--wrokdir=x'], ("'--wrokdir=x'", '--workdir')),
     ([DIGITS, '--config.optim.lr', '1'], ("'1'", '--config.KEY=VALUE')),
     ([DIGITS, '--steps=9'], ("'--steps=9'", '"--config.steps"')),
+    ([DIGITS, '--num_workers=9'], ('"--config.data.workers"',)),
     ([DIGITS, '--batchsize', '9'], ("'--batchsize'", '"--config.data.batch_size"')),
     ([DIGITS, '--config.data.batch_size=12'], ('batch_size=12', 8)),
     ([DIGITS, '--config.optim.accum=3'], ('batch_size=64', 24, 'optim.accum')),

@@ -40,9 +40,10 @@ class Metric:
       return f'{value:.2%}'
     return f'{value:,.0f}' if float(value).is_integer() else f'{value:.4g}'
 
-  def with_std(self, values: dict[str, float], name: str) -> str:
+  def with_std(self, values: dict[str, float], name: str, width: int = 0) -> str:
     """Returns a number as text, with ± its standard deviation if `values` has one."""
-    text, std = self.text(values[name]), values.get(f'{name}{self.std or " "}')
+    text = f'{self.text(values[name]):>{width}}'
+    std = values.get(f'{name}{self.std or " "}')
     return text if std is None else f'{text} ± {self.text(std)}'
 
 

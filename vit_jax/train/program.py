@@ -18,6 +18,7 @@ from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax.errors import (
   EXIT_CODES,
+  SYNONYMS,
   DataError,
   DiskFull,
   Unreachable,
@@ -84,7 +85,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
 
 def _did_you_mean(flag: str, config: dict) -> str:
   """Returns ' Did you mean "--config.data.batch_size"?' for '--batch_size=64', or ''."""
-  keys = [*config_lib.flat(config), *config_lib.DURATIONS]
+  keys = [*config_lib.flat(config), *config_lib.DURATIONS, *SYNONYMS.values()]
   keys.sort(key=lambda key: -key.count('.'))  # the shortest key of one name wins
   flags = {f'--{key.rpartition(".")[2]}': f'--config.{key}' for key in keys}
   flags |= {name: name for name in _FLAGS}

@@ -138,7 +138,7 @@ def shown(values: dict, evals: dict) -> str:
   """
   every = {k: declared(k, evals) for k in values}
   judged = [k for k, m in every.items() if not (m.detail or m.larger_is_better is None)]
-  return '  '.join(f'{k} {every[k].with_std(values, k):>7}' for k in judged or every)
+  return '  '.join(f'{k} {every[k].with_std(values, k, 7)}' for k in judged or every)
 
 
 def parameter_table(params: dict, trained: dict) -> str:
@@ -168,7 +168,7 @@ def summary(
   width = max(map(len, results), default=0)
   lines = ['', f'Done: {status["step"]:,} steps in {seconds:.0f} s.', '']
   for key, metric in results.items():
-    lines.append(f'  {key:<{width}}   {metric.with_std(values, key):>7}')
+    lines.append(f'  {key:<{width}}   {metric.with_std(values, key, 7)}')
   lines += ['', f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.']
   if (log := workdir / LOG_FILE).exists():
     lines.append(f'Messages of libraries: {log}')
