@@ -69,7 +69,7 @@ class Evaluator(Protocol):
   the device, and the host divides.
 
   It may have `TASK`, the name of the one task whose `predict` it reads; `predictions`, the
-  outputs for each example of the last run; and `note`, a sentence for the user. It may
+  arrays of the last run that a run's page reads; and `note`, a sentence for the user. It may
   take a third argument `model`, the classes of the model.
   """
 

@@ -66,7 +66,7 @@ def test_the_numbers_of_pycocotools(write, kind):
     boxes=z['dt_box'],
     masks=[rle.encode(mask) for mask in masks('dt_mask_bits')],
   )
-  numbers, of_class = average_precision.measure(truth, detections, kind)
+  numbers, of_class, _ = average_precision.measure(truth, detections, kind)
   close = lambda ours, key: np.testing.assert_allclose(
     ours, z[f'{kind}_{key}'], rtol=0, atol=EXACT
   )

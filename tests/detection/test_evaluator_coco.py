@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from tests.support import bright_detector, naming
+from tests.support.figures import decoded
 from vit_jax import evaluators, sharding
 from vit_jax.data import sources
 from vit_jax.detection import boxes
 from vit_jax.detection.coco import average_precision
 from vit_jax.detection.coco.objects import Detections
+from vit_jax.detection.tools import report_objects
 from vit_jax.errors import UserError
 from vit_jax.evaluators.class_match import Classes
+from vit_jax.tools.report.folder import Run
 
 QUERIES, SPLIT = 5, 'test[:13]'
 PP = 'value_range(-1, 1)|pad_to(boxes=1, label=1)'  # the truth is not what pp keeps
@@ -67,11 +70,36 @@ def test_perfect_answers(truth):
   assert all(isinstance(x, float | int) for x in numbers.values())
 
 
+def test_the_page_of_a_run_draws_boxes_where_objects_are(truth):
+  evaluator = build()
+  evaluator.run(predict, table(truth, 10))
+  answers = evaluator.predictions
+  np.testing.assert_allclose(answers['precision'], 1)
+  assert answers['objects'].sum() == len(truth.image)
+  data = dict(source='digits_canvas', split=SPLIT, pp=PP)
+  run = Run(
+    None, '', {'evals': {'test': {'data': data}}}, *[{}] * 4, {'test': answers}, []
+  )
+  part = report_objects.boxes(run, 'test')
+  assert not part['why']
+  assert len(part['pictures']) == 8
+  assert {row[3] for row in part['rows'] if row[1] != '0'} == {'100.0%'}  # AP50
+  for place, (_, *pictures) in enumerate(part['pictures']):
+    expected = truth.boxes[truth.image == answers['index'][place]]
+    given = answers['boxes'][answers['boxes'][:, 0] == place, 3:]
+    pairs = [x for x in zip(pictures, (expected, given), strict=True) if len(x[1])]
+    for picture, (left, top, _, height) in ((x, rows.T) for x, rows in pairs):
+      colour = np.ptp(decoded(picture).astype(int), -1) > 25  # frames; digits are gray
+      rows, columns = (np.flatnonzero(colour.any(k)) * 64 / 360 for k in (1, 0))
+      assert columns.min() == pytest.approx(left.min(), abs=2.5)
+      assert rows.max() == pytest.approx((top + height).max(), abs=2.5)
+
+
 def test_as_computed_from_all_detections(truth):
   outputs = table(truth, 10, noise=0.05)
   answers = boxes.postprocess(outputs)
   corners = 64 * np.asarray(answers['boxes'], np.float64).reshape(-1, 4)
-  expected, _ = average_precision.measure(
+  expected, *_ = average_precision.measure(
     truth,
     Detections(
       np.repeat(np.arange(13), QUERIES),

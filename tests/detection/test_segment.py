@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from tests.support import naming, runs
+from tests.support.figures import decoded
 from vit_jax import models, sharding, tasks
 from vit_jax.data import pipeline, sources
 from vit_jax.detection.evaluators import segmentation
 from vit_jax.detection.tasks import segment
+from vit_jax.detection.tools import report_objects
 from vit_jax.evaluators.class_match import Classes
 from vit_jax.tools.inspect import recipe
+from vit_jax.tools.report.folder import Run
 from vit_jax.train import run
 from vit_jax.train.step import gradients
 
@@ -219,7 +222,8 @@ def test_the_evaluator_counts_every_pixel_once(evaluator):
     labels = jnp.where(batch['segments'] == 2, 0, batch['segments'])
     return {'logits': jax.nn.one_hot(labels, 11)}
 
-  metrics = evaluator().run(predict, {})
+  measured = evaluator()
+  metrics = measured.run(predict, {})
   source = sources.build('digits_canvas', 'train[:10]', segments=True)
   labels = np.stack([x['segments'] for x in source.read(np.arange(10))])
   share = np.bincount(labels.reshape(-1), minlength=11)
@@ -231,6 +235,21 @@ def test_the_evaluator_counts_every_pixel_once(evaluator):
   iou = [x for name, x in metrics.items() if name.startswith('iou')]
   assert metrics['mean_iou'] == pytest.approx(np.mean(iou))
   assert metrics['pixel_accuracy'] == pytest.approx(1 - share[2] / labels.size)
+
+  # The page of a run: classes over the image, the background as it is.
+  answers = measured.predictions
+  config = {'evals': {'test': {'data': CANVASES}}, 'resolved': {'class_names': NAMES}}
+  folder = Run(None, '', config, *[{}] * 4, {'test': answers}, [])
+  part = report_objects.masks(folder, 'test')
+  assert len(part['pictures']) == segmentation.SHOWN == len(answers['index'])
+  assert ('1', f'{share[2] / labels.size:.2%}', '0.0%') in part['rows']
+  for i, (_, truth, answer) in zip(answers['index'], part['pictures'], strict=True):
+    for picture, mask in (
+      (truth, labels[i] > 0),
+      (answer, labels[i] * (labels[i] != 2) > 0),
+    ):
+      colour = np.ptp(decoded(picture).astype(int), -1) > 60
+      assert (colour & mask).sum() >= 0.7 * (colour | mask).sum()
 
 
 def test_labels_that_the_model_does_not_have(evaluator):

@@ -1,6 +1,8 @@
 """Draws a figure of `tools.figures`, and reads its table."""
 
+import base64
 import csv
+import io
 
 import numpy as np
 import pytest
@@ -35,3 +37,9 @@ def table(name, out):
   assert pixels.std() > 5
   with (out / f'{name}.csv').open(encoding='utf-8') as file:
     return list(csv.DictReader(file))
+
+
+def decoded(url: str) -> np.ndarray:
+  """Returns the pixels of a picture in a data URL."""
+  data = base64.b64decode(url.partition(',')[2])
+  return np.asarray(Image.open(io.BytesIO(data)))

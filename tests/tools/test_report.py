@@ -1,10 +1,12 @@
 """The page of a run: whole, self-contained, and never in the way of the run."""
 
+import html
 import html.parser
 import json
 import math
 import re
 import shutil
+import subprocess
 import types
 
 import numpy as np
@@ -14,7 +16,7 @@ from tests.support import commands, naming, runs
 from vit_jax import main
 from vit_jax.evaluators import predictions
 from vit_jax.tools.report import __main__ as report
-from vit_jax.tools.report import numbers, page, pictures
+from vit_jax.tools.report import head, numbers, page, pictures
 from vit_jax.tools.report.folder import Run
 from vit_jax.train import status
 
@@ -71,7 +73,7 @@ def test_a_page_has_everything_and_asks_for_nothing(folder, capsys):
   assert not re.search(r'@import|url\(|<link(?! rel="icon")', text)
   assert '<b onclick' not in text
   assert all(k != 'onclick' for k, _ in document.attributes)
-  titles = [chart['title'] for chart in document.data['charts']]
+  titles = [chart['title'] for chart in document.data['charts']['curves']]
   assert titles[:4] == ['Loss', 'Accuracy', 'Learning rate', 'Images per second']
   stored = predictions.read(folder)['test']
   cells = re.findall(r'<td title="(.*?), predicted (.*?)" [^>]*>(\d*)</td>', text)
@@ -80,9 +82,11 @@ def test_a_page_has_everything_and_asks_for_nothing(folder, capsys):
   right = sum(int(n or 0) for true, answer, n in cells if true == answer)
   assert right == stored['right'][:, 0].sum()
   pictures = [v for k, v in document.attributes if k == 'src']
-  assert len(pictures) == 12  # mistakes
+  assert len({*pictures}) == 2 * 12  # mistakes, and where the model looked
   words = ' '.join(document.text)
-  for word in ('Calibration', 'jaxlib', 'Run it again', f'{EVIL}.jpg'):
+  best = stored['right'][:, 0].mean()
+  facts = f'{best:.2%}', 'wall time', 'best step', 'hours of cpu', 'MiB', '95% interval'
+  for word in ('Calibration', 'jaxlib', 'Run it again', f'{EVIL}.jpg', *facts):
     assert word in words, word
 
 
@@ -93,8 +97,52 @@ def test_runs_beside_each_other(folder, short_run, tmp_path, capsys):
   assert out.as_uri() in text
   document = Page(out.read_text())
   assert document.data['runs'] == [folder.name, short_run.name]
-  loss = document.data['charts'][0]['curves']
-  assert {curve['run'] for curve in loss} == {0, 1}
+  charts = document.data['charts']['curves']
+  assert all(len({curve['name'] for curve in x['curves']}) == 1 for x in charts)
+  assert {curve['run'] for curve in charts[0]['curves']} == {0, 1}
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'google-chrome'))), None)
+# Left in the page: its errors, the sizes at 390 px, the labels of ticks, what keys show.
+_LOOK = """<script>document.body.style.width = '390px';
+setTimeout(() => {
+  const figure = document.querySelector('.chart'), out = {errors};
+  const legend = () => figure.querySelector('.u-legend').textContent;
+  out.charts = document.querySelectorAll('.chart canvas').length;
+  out.wide = document.body.scrollWidth;
+  out.before = legend();
+  figure.dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}));
+  out.after = legend();
+  figure.querySelector('button').click();
+  out.button = figure.querySelector('button').textContent;
+  const element = document.body.appendChild(document.createElement('pre'));
+  element.id = 'seen';
+  element.textContent = JSON.stringify(out);
+}, 200)</script>"""
+_ERRORS = """<script>const errors = [];
+addEventListener('error', event => errors.push(event.message));
+addEventListener('securitypolicyviolation', event => errors.push(event.blockedURI));
+</script>"""
+
+
+@pytest.mark.skipif(not CHROMIUM, reason='no Chromium is installed')
+def test_a_browser_draws_the_page(folder, capsys, tmp_path):
+  path = tmp_path / 'page.html'
+  assert commands.run(report.main, capsys, folder, '--out', path)[0] == 0
+  text = path.read_text().replace('<style>', f'{_ERRORS}<style>')
+  charts = sum(map(len, Page(text).data['charts'].values()))
+  path.write_text(text.replace('</body>', f'{_LOOK}</body>'))
+  options = '--headless', '--no-sandbox', '--disable-gpu', f'--user-data-dir={tmp_path}'
+  options += '--virtual-time-budget=5000', '--dump-dom', path.as_uri()
+  result = subprocess.run([CHROMIUM, *options], capture_output=True, timeout=120)
+  seen = re.search(r'<pre id="seen">(.*?)</pre>', result.stdout.decode())[1]
+  seen = json.loads(html.unescape(seen))
+  assert seen['errors'] == []
+  assert seen['charts'] == charts > 5
+  assert seen['wide'] <= 390
+  assert '–' in seen['before']
+  assert '–' not in seen['after']
+  assert seen['button'] == 'linear scale'
 
 
 def test_damaged_files_are_left_out(short_run, tmp_path, capsys):
@@ -114,7 +162,7 @@ def test_damaged_files_are_left_out(short_run, tmp_path, capsys):
   code, out, _ = commands.run(report.main, capsys, folder)
   assert code == 0
   assert re.search(naming('pictures', 'no_such'), out)
-  assert 'class="matrix"' in (folder / 'report.html').read_text()
+  assert 'class="matrix' in (folder / 'report.html').read_text()
 
 
 ERRORS = [
@@ -189,24 +237,98 @@ def test_a_run_records_each_start(short_run, tmp_path):
 # --- numbers ---------------------------------------------------------------------------
 
 
-def a_run(name='a', rows=(), **config):
-  config = {'resolved': {}, 'evals': {'test': {'type': 'classification'}}} | config
-  return Run(None, name, config, {}, list(rows), [], [], {}, [])
+def a_run(name='a', rows=(), status=None, starts=(), predictions=None, **config):
+  config = {'evals': {'test': {'type': 'classification'}}} | config
+  config = {'resolved': {}, 'model': {'name': 'vit'}, 'data': {}, **config}
+  parts = status or {}, list(rows), list(starts), [], predictions or {}, []
+  return Run(None, name, config, *parts)
 
 
 def test_curves_that_belong_together_share_a_chart():
   rows = [
     {'step': 1, 'train/loss': 2.0, 'train/lr': 0.1, 'train/skipped': 0},
-    {'step': 2, 'train/loss': math.nan, 'test/loss': 1.5, 'test/top1': 0.5},
-    {'step': 2, 'test/examples': 10, 'other/number': 7, 'time/seconds_left': 3},
+    {'step': 2, 'train/loss': math.nan, 'train/lr': 0.1, 'train/skipped': 0},
+    {'step': 2, 'test/loss': 1.5, 'test/top1': 0.5, 'test/examples': 10, 'other/a': 7},
+    {'step': 4, 'test/loss': 1.5, 'test/top1': 0.5, 'test/examples': 10, 'other/a': 7},
+    {'step': 4, 'once': 7, 'time/seconds': 7},
   ]
   charts = {chart['title']: chart for chart in numbers.charts([a_run(rows=rows)])}
-  assert list(charts) == ['Loss', 'Accuracy', 'Learning rate', 'other/number']
+  assert list(charts) == ['Loss', 'Accuracy', 'Learning rate', 'other/a']
   loss = {curve['name']: curve for curve in charts['Loss']['curves']}
   assert loss['train/loss']['y'] == [2.0, None]
-  assert loss['test/loss']['x'] == [2]
+  assert loss['test/loss']['x'] == [2, 4]
   assert charts['Accuracy']['percent']
   assert not charts['Loss']['percent']
+
+
+def test_the_schedule_is_drawn_from_the_config():
+  rows = [{'step': step, 'train/lr': 7} for step in (500, 1_000)]
+  optim = dict(lr=0.1, schedule={'decay': 'linear', 'warmup': 3})
+  run = a_run(rows=rows, optim=optim, resolved={'total_steps': 1_003})
+  ((curve,),) = [chart['curves'] for chart in numbers.charts([run])]
+  points = dict(zip(curve['x'], curve['y'], strict=True))
+  # Update n uses step n - 1: the warmup of three steps is there, and the whole decay.
+  expected = {1: 0, 4: 0.1, 1_003: 0.0001}
+  assert {x: points[x] for x in expected} == pytest.approx(expected, rel=1e-3)
+  assert 390 < len(points) < 410
+
+
+def test_the_numbers_that_decide():
+  evals = {
+    'a': {'type': 'classification'},
+    'b': {'type': 'coco'},
+    'c': {'type': 'fewshot'},
+  }
+  rows = [
+    {'step': 1, 'a/top1': 0.9, 'a/examples': 100, 'b/ap': 0.2, 'b/examples': 100},
+    {'step': 2, 'a/top1': 0.5, 'a/examples': 100, 'b/ap': 0.3, 'b/examples': 100},
+    {'step': 2, 'c/x_5shot': 0.7, 'c/x_5shot_std': 0.1, 'train/loss': 1.0},
+  ]
+  run = a_run(
+    rows=rows, evals=evals, checkpoint={'best': 'a/top1'}, status={'best_step': 1}
+  )
+  # An interval for a share of images: Wilson's, by hand. An average precision has none.
+  assert head.deciding(run) == [
+    ('a/top1', '90.00%', '(82.6% to 94.5%)', 'at step 1, the best'),
+    ('b/ap', '30.00%', '', 'measured last'),
+    ('c/x_5shot', '70.00%', '± 10.00%', 'measured last'),
+  ]
+  # A run that was resumed after 10 s: its clock began anew.
+  rows = [{'step': i, 'time/seconds': x} for i, x in enumerate((5.0, 10.0, 4.0, 20.0))]
+  facts = head.facts(a_run(rows=rows, starts=[{'devices': 4, 'device': 'TPU'}]))
+  assert facts['wall time'] == '0:00:30'
+  assert facts['cost'] == '0.033 hours of TPU'
+
+
+def test_sentences_about_a_run():
+  start = {'parameters': {'parts': {'head': 10, 'body': 90}, 'trained': 12}}
+  tune = {'method': 'lora', 'rank': 8}
+  rows = [{'step': 1, 'train/loss': 2.0, 'test/loss': 1.0}]
+  told = lambda **x: ' '.join(head.sentences(a_run(rows=rows, **x)))
+  text = told(starts=[start], tune=tune, weights={'source': 'runs/a'})
+  assert re.search(naming('lora', 'rank 8', '12 of 100', 'runs/a'), text)
+  mixed = told(task={'label_smoothing': 0.1, 'mixup': 0.0, 'cutmix': 1.0})
+  assert re.search(naming('label smoothing 0.1', 'cutmix 1', 'test/loss', '2'), mixed)
+  assert 'test/loss' not in told(task={'label_smoothing': 0.0})
+
+
+def test_runs_are_compared_by_image():
+  one, other = (np.ones((100, 1), bool) for _ in range(2))
+  one[:10], other[8:12] = False, False
+  same = {'index': np.arange(100), 'label': np.zeros(100)}
+  answers = [{**same, 'right': right} for right in (one, other)]
+  rows = [[{'step': 1, 'test/top1': x, 'train/loss': 1}] for x in (0.9, 0.96)]
+  runs = [
+    a_run(rows=r, predictions={'test': a}) for r, a in zip(rows, answers, strict=True)
+  ]
+  # 8 images are wrong in the first alone, 2 in the second: b = 2, c = 8.
+  error = 1.96 * math.sqrt((11 / 100 - 0.06**2) / 100)
+  compared = lambda: {name: cells for name, *cells in head.compared(runs)}
+  table = compared()
+  assert table['test/top1'] == [f'90.00%, -6.00 ± {100 * error:.2f}', '96.00% ★']
+  assert table['train/loss'] == ['1', '1']
+  answers[0]['index'] = np.arange(1, 101)  # other images
+  assert compared()['test/top1'] == ['90.00%', '96.00% ★']
 
 
 def test_the_most_confident_mistakes_come_first():

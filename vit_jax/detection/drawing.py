@@ -17,6 +17,7 @@ def draw(
   corners: np.ndarray,
   labels: Sequence[str],
   numbers: Sequence[int],
+  text: float = 1 / 28,
 ):
   """Returns an image with boxes and their labels, the first on top, as a PIL image.
 
@@ -25,6 +26,7 @@ def draw(
     corners: [n, 4], left, top, right, bottom in pixels.
     labels: n texts.
     numbers: n whole numbers; boxes with the same number, of one class, have one colour.
+    text: the height of the labels, as a part of the shorter side.
   """
   from PIL import Image, ImageDraw, ImageFont
 
@@ -32,14 +34,14 @@ def draw(
   large = image.repeat(times, 0).repeat(times, 1).repeat(3 // image.shape[2], 2)
   out = Image.fromarray(large)
   pen, side = ImageDraw.Draw(out), min(out.size)
-  line, font = max(2, side // 200), ImageFont.load_default(max(12, side / 28))
+  line, font = max(2, side // 200), ImageFont.load_default(max(12, side * text))
   corners = np.clip(np.reshape(corners, (-1, 4)) * times, 0, np.tile(out.size, 2))
   objects = [*zip(corners.tolist(), labels, numbers, strict=True)]
-  for (left, top, right, bottom), text, number in reversed(objects):
+  for (left, top, right, bottom), label, number in reversed(objects):
     colour = _COLOURS[number % len(_COLOURS)]
     box = left, top, max(left, right - 1), max(top, bottom - 1)
     pen.rectangle(box, outline=colour, width=line)
     place = left, max(top, font.size + 2 * line)  # above the box, if there is room
-    pen.rectangle(pen.textbbox(place, text, font, 'lb'), fill=colour)
-    pen.text(place, text, 'black', font, 'lb')
+    pen.rectangle(pen.textbbox(place, label, font, 'lb'), fill=colour)
+    pen.text(place, label, 'black', font, 'lb')
   return out

@@ -1,7 +1,7 @@
 """predictions.npz: a model's outputs for each example of an evaluation.
 
-One file holds the latest predictions of every evaluation of a run. For the evaluation
-'test' it has the number `test/step`, and arrays over n examples in the order of the split:
+One file holds the latest predictions of every evaluation of a run: for 'test' the number
+`test/step` and, if its answers are classes, arrays over n examples in the split's order:
 
   test/index        int32 [n]          the example's position in the split
   test/label        int32 [n]          its class; -1 where it has several

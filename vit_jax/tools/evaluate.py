@@ -8,7 +8,7 @@ SOURCE is what `vit_jax.load` takes; it brings its preprocessing. Of a run's eva
 the one that chooses its best step is repeated, or else the first. Classes of the data are
 matched with those of the weights by WordNet id or name, see `evaluators.class_match`.
 `--out` gets summary.json, per_class.csv, confusion.csv (rows: the true class) and
-predictions.npz, or of a detector summary.json, per_class.csv and detections.json.
+predictions.npz, a detector's detections.json in place of confusion.csv.
 """
 
 import importlib

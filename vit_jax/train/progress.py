@@ -50,7 +50,8 @@ class Record:
     self.flush()
     if distributed.is_first() and not files.is_url(workdir):
       self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-    self._row = step, time.perf_counter()  # the newest one: its step, and when
+    self._opened = time.perf_counter()
+    self._row = step, self._opened  # the newest one: its step, and when
     self._bar = tqdm.tqdm(
       total=self._total,
       initial=step,
@@ -100,7 +101,7 @@ class Record:
     before, start = self._row
     per_step = max(time.perf_counter() - start, 1e-9) / max(step - before, 1)
     speed = self._batch_size / per_step
-    self.write(step, {**row, f'{TIME}images_per_s': speed})
+    self.write(step, {**row, f'{TIME}images_per_s': speed, **self._clock()})
     self._row = step, time.perf_counter()  # not the time of writing
     text = f'loss {row["train/loss"]:.4f}  {speed:,.0f} images/s'
     self._bar.set_postfix_str(text, refresh=False)
@@ -111,7 +112,7 @@ class Record:
   def evaluation(self, step: int, name: str, values: dict) -> None:
     """Records the numbers of an evaluation."""
     row = {f'{name}/{key}': value for key, value in values.items()}
-    self.write(step, row)
+    self.write(step, row | self._clock())
     text = f'step {step:<{len(str(self._total))}}  {shown(row, self._evals)}'
     if (value := row.get(self._best)) is not None:
       larger = metrics.larger_is_better(self._best, self._evals)
@@ -120,6 +121,9 @@ class Record:
         text = terminal.bold(text)
     tqdm.tqdm.write(text)
     sys.stdout.flush()
+
+  def _clock(self) -> dict[str, float]:
+    return {f'{TIME}seconds': round(time.perf_counter() - self._opened, 3)}
 
   def at(self, step: int) -> dict[str, float]:
     """Returns all numbers of a step."""

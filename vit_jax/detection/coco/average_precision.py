@@ -18,7 +18,7 @@ OF_CLASS = ('ap', 'ap50', 'ap75')
 
 def measure(
   truth: Truth, detections: Detections, kind: str = 'bbox'
-) -> tuple[dict[str, float], np.ndarray]:
+) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
   """Measures detections in the images of a ground truth.
 
   Args:
@@ -26,8 +26,9 @@ def measure(
       of the truth are as annotated.
 
   Returns:
-    ({name: number} of the twelve, float64 [K, 3], the numbers OF_CLASS of each category);
-    -1 where no object counts.
+    ({name: number} of the twelve; float64 [K, 3], the numbers OF_CLASS of each category;
+    float64 [2, 101], the mean precision of the categories at IoU 0.50 and 0.75, by recall
+    0, 0.01, ...). -1 where no object counts.
 
   Raises:
     UserError: without pycocotools.
@@ -50,7 +51,9 @@ def measure(
   precision = evaluation.eval['precision'][..., 0, 2]
   # A category without objects has -1 everywhere.
   parts = precision.mean((0, 1)), precision[0].mean(0), precision[5].mean(0)
-  return numbers, np.stack(parts, 1)
+  counts = (precision >= 0).all((0, 1))  # categories with objects
+  curves = precision[[0, 5]][..., counts].sum(-1) / max(1, counts.sum())
+  return numbers, np.stack(parts, 1), curves
 
 
 def _dataset(truth: Truth, objects: Truth | Detections, kind: str):

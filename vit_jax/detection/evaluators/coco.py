@@ -17,6 +17,8 @@ from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
 _SHARE = Metric(percent=True, larger_is_better=True)
+SHOWN = 8  # images for the page of a run
+LEAST = 0.3  # the lowest score of their boxes
 
 
 class Coco(OneSplit):
@@ -29,6 +31,10 @@ class Coco(OneSplit):
   Attributes:
     compared: (the truth, the detections) of the images that the last run could read.
     measured: `average_precision.measure` of these.
+    predictions: for the page of a run, the numbers of each category: 'names' [K], 'objects'
+      [K], 'of_class' [K, 3], 'precision' [2, 101]; and the boxes of `SHOWN` images, which
+      are 'index' [m] of the split: 'truth' [t, 6], place in 'index', category, left, top,
+      width, height; 'boxes' [d, 7], likewise with the score before the left.
   """
 
   TASK = 'detect'
@@ -79,8 +85,28 @@ class Coco(OneSplit):
     counts = self.with_counts({}, len(rows['index']), len(rows['index']))
     self.compared = self._compared(rows)
     self.measured = average_precision.measure(*self.compared)
-    numbers, _ = self.measured
+    numbers, *_ = self.measured
+    self.predictions = self._shown(np.sort(rows['index']))
     return {name: value for name, value in numbers.items() if value >= 0} | counts
+
+  def _shown(self, index: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns `predictions`; `index` are the images that were read."""
+    truth, found = self.compared
+    chosen = np.unique(np.linspace(0, len(index) - 1, SHOWN).round().astype(int))
+    few = truth.of_images(chosen)
+    keep = np.isin(found.image, chosen) & (found.scores >= LEAST)
+    place = np.searchsorted(chosen, found.image)
+    boxes = np.column_stack([place, found.category, found.scores, found.boxes])
+    K = len(truth.class_names)
+    return {
+      'index': index[chosen],
+      'names': np.array(truth.class_names, str),
+      'objects': np.bincount(truth.category[~truth.crowd], minlength=K),
+      'of_class': self.measured[1],
+      'precision': self.measured[2],
+      'truth': np.column_stack([few.image, few.category, few.boxes])[~few.crowd],
+      'boxes': boxes[keep],
+    }
 
   def _compared(self, rows: dict) -> tuple[Truth, Detections]:
     """Returns the truth of the images that were read, and their detections."""

@@ -12,6 +12,7 @@ from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
 _PERCENT = Metric(percent=True, larger_is_better=True)
+SHOWN = 6  # images for the page of a run
 
 
 class Segmentation(OneSplit):
@@ -20,6 +21,11 @@ class Segmentation(OneSplit):
   IoU of a class: the pixels both labelled and predicted as it, over those labelled or
   predicted as it, counted over all images together, as in PASCAL VOC. The mean is over the
   classes that occur in the labels or in the predictions.
+
+  Attributes:
+    predictions: for the page of a run, 'counts' int64 [K, K] as in `mean_iou`, and of the
+      first images, 'index' [m] of the split, the classes of pixels 'truth' and 'answer'
+      int16 [m, H, W].
   """
 
   TASK = 'segment'
@@ -67,12 +73,16 @@ class Segmentation(OneSplit):
     Raises:
       UserError: for a label that is not one of the model's classes.
     """
-    total, examples = 0, 0.0
-    for counts, read, bad_label in self.stepped(predict, variables):
+    total, examples, shown = 0, 0.0, None
+    for counts, read, bad_label, rows in self.stepped(predict, variables):
+      shown = shown or rows
       if bad_label >= 0:
         raise self._missing(bad_label, len(counts))
       total, examples = total + counts.astype(np.int64), examples + float(read)
     metrics = self.with_counts({}, examples, examples)
+    real = shown.pop('mask') > 0
+    self.predictions = {key: value[real] for key, value in shown.items()}
+    self.predictions['counts'] = total
     return mean_iou(total) | metrics
 
   def _missing(self, label: int, number: int) -> UserError:
@@ -82,18 +92,20 @@ class Segmentation(OneSplit):
     )
 
   def measure(self, predict, variables, batch):
-    """Returns (counts [K, K], label by prediction, examples, a bad label or -1)."""
+    """Returns (counts [K, K], label by prediction; examples; a bad label or -1; rows)."""
     batch = self.batches.on_device(batch)
     logits = predict(variables, batch)['logits']
     segments = batch['segments'].astype(jnp.int32)
     real = batch['mask'] > 0
     counted = real[:, None, None] & (segments != IGNORED)
-    K = logits.shape[-1]
+    K, answer = logits.shape[-1], logits.argmax(-1)
     valid = counted & (segments >= 0) & (segments < K)
-    pair = jnp.where(valid, segments * K + logits.argmax(-1), K * K)
+    pair = jnp.where(valid, segments * K + answer, K * K)
     counts = jnp.bincount(pair.reshape(-1), length=K * K + 1)[:-1].reshape(K, K)
     bad_label = jnp.where(counted & ~valid, segments, -1).max()
-    return counts, real.sum(), bad_label
+    rows = {'index': batch['index'], 'mask': batch['mask']}
+    rows |= {'truth': segments.astype(jnp.int16), 'answer': answer.astype(jnp.int16)}
+    return counts, real.sum(), bad_label, {k: x[:SHOWN] for k, x in rows.items()}
 
 
 def mean_iou(counts: np.ndarray) -> dict[str, float]:

@@ -10,6 +10,7 @@ from vit_jax.explain.plots.charts import heads as heads
 from vit_jax.explain.plots.charts import panels as panels
 from vit_jax.explain.plots.pictures import TOP as TOP
 from vit_jax.explain.plots.pictures import filters as filters
+from vit_jax.explain.plots.pictures import heat as heat
 from vit_jax.explain.plots.pictures import maps as maps
 from vit_jax.explain.plots.pictures import tiles as tiles
 from vit_jax.explain.plots.style import save as save

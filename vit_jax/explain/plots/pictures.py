@@ -85,6 +85,11 @@ def _scaled(value: np.ndarray, overlay: str) -> np.ndarray:
   return np.clip((value - low) / (high - low if high > low else 1), least, 1)
 
 
+def heat(image: np.ndarray, value: np.ndarray) -> np.ndarray:
+  """Returns an image [H, W, C] in [0, 1] under a map as colour, 128 px or more a side."""
+  return _heat(*_enlarged(image, _scaled(value, 'heat')))
+
+
 def _over(ax) -> dict:
   return dict(transform=ax.transAxes, ha='center', va='bottom')
 

@@ -3,9 +3,9 @@
   vit_jax report RUN [RUN...] [--out FILE.html] [--open]
 
 RUN is the folder of a run, finished or not. The page is one HTML file that needs no other
-file and no server: results, curves, confused classes, calibration, the most confident
-mistakes, images that could not be read, the config, the machine, and the command. A run
-writes its page when it finishes, unless `--config.log.report=False`.
+file and no server: results, curves, confused classes, calibration, mistakes and where the
+model looked, or boxes and masks beside the truth; the config, the machine, the command. A
+run writes its page when it finishes, unless `--config.log.report=False`.
 """
 
 import os

@@ -46,6 +46,11 @@ class Run(NamedTuple):
     names = self.config['resolved'].get('class_names')
     return names and [imagenet.describe(name) or name for name in names]
 
+  def class_of(self, k: int) -> str:
+    """Returns the name of class k, 'several labels' of -1."""
+    names = self.class_names or ()
+    return 'several labels' if k < 0 else names[k] if k < len(names) else f'class {k}'
+
 
 def read(folders: list[str]) -> list[Run]:
   """Returns runs; the damaged parts of a run are left out."""

@@ -6,23 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax import evaluators
+from vit_jax import evaluators, optim
 from vit_jax.evaluators.base import interval
 from vit_jax.tools.report.folder import Run
 from vit_jax.train.metrics import TIME, last_values
 
 POINTS = 1200  # Points of a curve at most: two for each pixel of its width
-# Curves by the chart that they share: (title, pattern of names, log scale at first).
+# Curves by the chart that they share in the page of one run: (title, pattern of names).
 _CHARTS = (
-  ('Loss', r'.*/loss', False),
-  ('Accuracy', r'train/accuracy|.*/top[15]', False),
-  ('Few-shot accuracy', r'.*\dshot(_sweep)?', False),
-  ('Accuracy of probes', r'.*(_\d+nn|_top1)', False),
-  ('Learning rate', r'train/lr', False),
-  ('Images per second', r'time/images_per_s', False),
-  ('Gradient norm', r'train/grad_norm', True),
+  ('Loss', r'.*/loss'),
+  ('Accuracy', r'train/accuracy|.*/top[15]'),
+  ('Few-shot accuracy', r'.*\dshot(_sweep)?'),
+  ('Accuracy of probes', r'.*(_\d+nn|_top1)'),
+  ('Average precision', r'.*/ap(50|75)?'),
+  ('Pixels', r'.*/(mean_iou|pixel_accuracy)'),
+  ('Learning rate', r'train/lr'),
+  ('Images per second', r'time/images_per_s'),
+  ('Gradient norm', r'train/grad_norm'),
 )
-_NOT_SHOWN = r'step|time/seconds_left|.*/(examples|bad_(images|logits))|.*_(seed\d+|std|(log2_)?l2)'
+_NOT_SHOWN = r'step|time/seconds|.*/(examples|bad_\w+)|.*_(seed\d+|std|(log2_)?l2)'
 
 
 def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list]:
@@ -42,31 +44,48 @@ def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list
 def charts(runs: list[Run]) -> list[dict]:
   """Returns the charts that page.js draws, with the curves of all runs.
 
-  A chart is {'title', 'percent', 'log', 'curves'}, a curve {'run': its number, 'name',
-  'x', 'y'}. Numbers that are not finite are None.
+  A chart is {'title', 'x': the name of its axis, 'percent', 'log', 'zero': whether its
+  axis begins at 0, 'curves'}, a curve {'run': its number, 'name', 'x', 'y'}. Numbers that
+  are not finite are None. Several runs have a chart per metric. A number that was measured
+  at one step has no curve.
   """
   most = max(200, POINTS // math.ceil(len(runs) / 4))
   shared: dict[str, dict] = {}
+  order = [title for title, _ in _CHARTS]
   for number, run in enumerate(runs):
     for name in dict.fromkeys(name for row in run.rows for name in row):
       metric = evaluators.declared(name, run.evals)
       points = [(row['step'], row[name]) for row in run.rows if name in row]
-      title, log = next(
-        ((t, log) for t, pattern, log in _CHARTS if re.fullmatch(pattern, name)),
-        (name, False),
-      )
-      counter = title == name and not any(y for _, y in points)  # it stayed at 0
-      if counter or re.fullmatch(_NOT_SHOWN, name) or metric.detail:
+      group = next((t for t, pattern in _CHARTS if re.fullmatch(pattern, name)), name)
+      counter = group == name and not any(y for _, y in points)  # it stayed at 0
+      if counter or re.fullmatch(_NOT_SHOWN, name) or metric.detail or len(points) < 2:
         continue
+      if name == 'train/lr':
+        points = schedule(run.config) or points
       x, y = downsample(*zip(*points, strict=True), most)
       y = [float(f'{v:.5g}') if math.isfinite(v) else None for v in y]
       percent = metric.percent or name == 'train/accuracy'
-      chart = {'title': title, 'percent': percent, 'log': log, 'curves': []}
+      place = order.index(group) if group in order else len(order)
+      title = group if len(runs) == 1 or group in order[6:] else name
+      log, zero = group == 'Gradient norm', group == 'Images per second'
+      chart = dict(
+        title=title, place=place, x='step', percent=percent, log=log, zero=zero
+      )
       curve = {'run': number, 'name': name, 'x': x, 'y': y}
-      shared.setdefault(title, chart)['curves'].append(curve)
-  order = [title for title, *_ in _CHARTS]
-  place = lambda title: order.index(title) if title in order else len(order)
-  return sorted(shared.values(), key=lambda chart: place(chart['title']))
+      shared.setdefault(title, {**chart, 'curves': []})['curves'].append(curve)
+  return sorted(shared.values(), key=lambda chart: chart['place'])
+
+
+def schedule(config: dict) -> list[tuple[int, float]]:
+  """Returns (step, learning rate) of a whole run, from its config; [] without `optim`."""
+  section, total = config.get('optim'), config['resolved'].get('total_steps')
+  if not section or not total:
+    return []
+  options = section.get('schedule') or {}
+  rate = optim.make_schedule(section['lr'], total, **options)
+  corners = options.get('warmup', 0), total - 1 - options.get('cooldown', 0)
+  steps = np.unique([*np.linspace(0, total - 1, 400).astype(int), *corners])
+  return list(zip((steps + 1).tolist(), np.asarray(rate(steps)).tolist(), strict=True))
 
 
 def results(run: Run) -> dict[str, str]:
@@ -121,3 +140,12 @@ def calibrate(confidence, right, bins: int = 15) -> dict | None:
     'accuracy': float(right.mean()),
     'rows': rows,
   }
+
+
+def reliability(rows: list[tuple]) -> dict:
+  """Returns the chart of a calibration's rows: accuracy by confidence."""
+  *_, confidence, accuracy = zip(*rows, strict=True)
+  perfect = {'run': 0, 'name': 'perfect calibration', 'x': [0, 1], 'y': [0, 1]}
+  curve = {'run': 0, 'name': 'accuracy', 'x': confidence, 'y': accuracy}
+  chart = {'title': 'Accuracy by confidence', 'x': 'confidence', 'percent': True}
+  return {**chart, 'curves': [curve, perfect]}

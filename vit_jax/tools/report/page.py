@@ -8,7 +8,8 @@ from collections import Counter
 import jinja2
 
 from vit_jax import distributed, files, tasks
-from vit_jax.tools.report import numbers, pictures
+from vit_jax.registry import Registry
+from vit_jax.tools.report import head, numbers, pictures
 from vit_jax.tools.report.folder import Run, read
 from vit_jax.version import __version__
 
@@ -16,6 +17,11 @@ _MISTAKES, _EACH = 72, 12  # Pictures on a page and of an evaluation, 10 kB each
 _CONFUSIONS = 100  # rows of the table
 _CELLS = 40  # classes of a confusion matrix that is drawn
 _MOST_BAD = 100  # unreadable images that are listed
+# Type of an evaluation -> function(run, its name) -> the template's values, if its answers
+# are other than classes.
+_OBJECTS = 'vit_jax.detection.tools.report_objects'
+_PARTS = {'coco': f'{_OBJECTS}:boxes', 'segmentation': f'{_OBJECTS}:masks'}
+OTHERS = Registry('part of a page', _PARTS)
 
 
 def write(workdir: str) -> str | None:
@@ -46,15 +52,20 @@ def address(path) -> str:
 
 def render(runs: list[Run]) -> tuple[str, list[str]]:
   """Returns (the HTML, a sentence for each thing that had to be left out)."""
-  left_out, sections = [], []
+  left_out, sections, charts = [], [], {'curves': numbers.charts(runs)}
   total = max(1, sum(len(run.predictions) for run in runs))
   most = max(1, min(_EACH, _MISTAKES // total))
-  for run in runs:
-    evaluations = [_evaluation(run, name, most) for name in run.predictions]
-    missing = [*run.left_out, *(e['why'] for e in evaluations if e['why'])]
+  for number, run in enumerate(runs):
+    evaluations = []
+    for name in run.predictions:
+      # Attention takes seconds: it is drawn for the evaluation that is open at first.
+      look, key = len(runs) == 1 and not evaluations, f'{number} {name}'
+      evaluations.append({**_evaluation(run, name, most, look), 'key': key})
+      charts[key] = evaluations[-1]['charts']
+    missing = [*run.left_out, *(line for e in evaluations for line in e['why'])]
     if not run.predictions and tasks.of(run.config).CLASSES:
-      how = f'vit_jax evaluate {run.path} --out {run.path} writes predictions.npz.'
-      missing.append(f'Confusion, calibration and mistakes: {how}')
+      how = f'vit_jax evaluate {run.path} --out {run.path}'
+      missing.append(f'Answers, right and wrong: the next evaluation, or {how}.')
     prefix = f'{run.name}: ' if len(runs) > 1 else ''
     left_out += [prefix + line for line in missing]
     sections.append({'run': run, 'evaluations': evaluations, **_about(run)})
@@ -64,17 +75,16 @@ def render(runs: list[Run]) -> tuple[str, list[str]]:
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  results = [{'state': state(run), **numbers.results(run)} for run in runs]
-  names = dict.fromkeys(name for result in results for name in result)
   now = datetime.datetime.now(datetime.UTC).strftime('%Y-%m-%d %H:%M UTC')
   html = environment.get_template('page.html').render(
     title=runs[0].name if len(runs) == 1 else f'{len(runs)} runs',
     style=_file('uPlot.min.css') + _file('page.css'),
     script=_file('uPlot.iife.min.js') + _file('page.js'),
     sections=sections,
-    results=[(name, *(result.get(name, '') for result in results)) for name in names],
+    cards=head.deciding(runs[0]) if len(runs) == 1 else [],
+    results=head.compared(runs),
     left_out=left_out,
-    data={'runs': [run.name for run in runs], 'charts': numbers.charts(runs)},
+    data={'runs': [run.name for run in runs], 'charts': charts},
     footer=f'vit_jax {__version__}, {now}',
   )
   return html, left_out
@@ -85,48 +95,29 @@ def _file(name: str) -> str:
   return (folder / name).read_text(encoding='utf-8')
 
 
-def state(run: Run) -> str:
-  """Returns 'finished, 561 steps', or how far the run is."""
-  status, total = run.status, run.config['resolved'].get('total_steps')
-  if not status:
-    return 'status.json cannot be read'
-  steps = f'{status["step"]:,}'
-  if status['step'] != total and total:
-    steps += f' of {total:,}'
-  stopped = status.get('stopped_early')
-  early = f', stopped early: {stopped}' if stopped else ''
-  return f'{status["state"]}, {steps} steps{early}'
-
-
 def _about(run: Run) -> dict:
   """Returns bad images, config, command, commit and machine."""
   resolved = {k: x for k, x in run.config['resolved'].items() if k != 'class_names'}
   last = run.starts[-1] if run.starts else {}
   commands = [start['command'] for start in run.starts if start.get('command')]
-  machine = {
-    'devices': f'{last.get("devices")} × {last.get("device")}',
-    'processes': last.get('processes'),
-    'host': f'{last.get("system")}, {last.get("cores")} cores',
-    'vit_jax': last.get('vit_jax'),
-    'Python': last.get('python'),
-    'trained parameters': f'{last["parameters"]["trained"]:,}' if last else '',
-    **last.get('packages', {}),
-  }
   return {
+    'facts': head.facts(run),
+    'sentences': head.sentences(run),
     'bad': [(x['path'], x.get('reason', '')) for x in run.bad_images[:_MOST_BAD]],
     'config': json.dumps(run.config | {'resolved': resolved}, indent=2),
     'command': commands[-1] if commands else None,
     'commit': last.get('git'),
-    'machine': machine if last else {},
+    'machine': json.dumps(last, indent=2),
   }
 
 
-def _evaluation(run: Run, name: str, most: int) -> dict:
-  """Returns the template's values of an evaluation whose predictions are stored."""
-  answers, names = run.predictions[name], run.class_names
-  mistakes, why = pictures.mistakes(run, name, most)
-  plain = lambda k: names[k] if names and 0 <= k < len(names) else f'class {k}'
-  class_of = lambda k: plain(k) if k >= 0 else 'several labels'
+def _evaluation(run: Run, name: str, most: int, look: bool) -> dict:
+  """Returns the template's values of an evaluation whose answers are stored."""
+  answers, kind = run.predictions[name], run.evals.get(name, {}).get('type')
+  step = f'step {int(answers["step"]):,}'
+  if kind in OTHERS:
+    return {'title': f'{name}, {step}', **OTHERS[kind](run, name)}
+  mistakes, why = pictures.mistakes(run, name, most, look)
   # (true class, predicted class), without the examples that have several labels.
   label, predicted = answers['label'].tolist(), answers['top'][:, 0].tolist()
   confused = Counter(
@@ -134,20 +125,26 @@ def _evaluation(run: Run, name: str, most: int) -> dict:
   )
   sizes = Counter(k for k in label if k >= 0)
   classes = run.config['model'].get('num_classes') or 0
+  calibration = numbers.calibrate(answers['probability'][:, 0], answers['right'][:, 0])
   return {
-    'title': f'{name}: {len(answers["top"]):,} examples, step {int(answers["step"]):,}',
+    'title': f'{name}: {len(answers["top"]):,} examples, {step}',
     'why': why,
-    'class_of': class_of,
+    'class_of': run.class_of,
     'mistakes': mistakes,
     'matrix': range(classes) if classes <= _CELLS else [],
+    'short': all(len(run.class_of(k)) < 4 for k in range(classes)),
     'confused': confused,
     'sizes': sizes,
     'pairs': [
-      (class_of(true), class_of(answer), n, f'{n / sizes[true]:.1%}')
+      (run.class_of(true), run.class_of(answer), n, f'{n / sizes[true]:.1%}')
       for (true, answer), n in confused.most_common()
       if true != answer
     ][:_CONFUSIONS],
-    'calibration': numbers.calibrate(
-      answers['probability'][:, 0], answers['right'][:, 0]
-    ),
+    'calibration': calibration,
+    'calibrated': [
+      (f'{low:.1%} to {high:.1%}', f'{n:,}', f'{share:.1%}', f'{right:.1%}')
+      for low, high, n, share, right in (calibration or {}).get('rows', ())
+    ],
+    'softened': head.softened(run),
+    'charts': [numbers.reliability(calibration['rows'])] if calibration else [],
   }

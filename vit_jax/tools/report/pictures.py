@@ -1,18 +1,17 @@
-"""Small pictures of the most confident mistakes."""
+"""Small pictures of examples: the most confident mistakes, and where the model looked."""
 
 import base64
 import contextlib
 import io
 import re
 
+import jax
 import numpy as np
 from PIL import Image
 
 from vit_jax.data import single_image, sources
 from vit_jax.errors import BadImage, RunError
 from vit_jax.tools.report.folder import Run
-
-SIDE = 160  # pixels of the longer side, at most
 
 
 def most_confident(answers: dict, most: int) -> np.ndarray:
@@ -26,58 +25,88 @@ def most_confident(answers: dict, most: int) -> np.ndarray:
   return wrong[np.argsort(-answers['probability'][wrong, 0], kind='stable')][:most]
 
 
-def mistakes(run: Run, name: str, most: int) -> tuple[list[dict], str]:
-  """Returns (the most confident mistakes of an evaluation, why pictures lack or '').
+def mistakes(run: Run, name: str, most: int, look: bool) -> tuple[list[dict], list]:
+  """Returns (the most confident mistakes of an evaluation, why pictures lack).
 
-  A mistake is {name, a path where the example has one; label, -1 for several; top, (class,
-  probability) of the most probable classes; picture, a data URL, or None if unreadable}.
-  """
-  answers, why, examples = run.predictions[name], '', {}
-  rows = most_confident(answers, most)
-  indices = [int(answers['index'][row]) for row in rows]
-  try:
-    examples = _examples(run.evals.get(name, {}).get('data'), indices)
-  except (RunError, OSError) as error:  # the data is gone, or out of reach
-    why = f'{name}: pictures. {error}'
-  mistakes = []
-  for row, i in zip(rows, indices, strict=True):
-    top = zip(answers['top'][row], answers['probability'][row], strict=True)
-    top = [(int(k), float(p)) for k, p in top]
-    title, picture = examples.get(i, (f'{name} #{i}', None))
-    label = int(answers['label'][row])
-    mistakes.append({'name': title, 'label': label, 'top': top, 'picture': picture})
-  return mistakes, why
-
-
-def _examples(data: dict | None, indices: list[int]) -> dict[int, tuple]:
-  """Returns {index: (name, data URL of the image as the model sees it)}, read again.
+  A mistake is {name; label, -1 for several; top, (class, probability) of the most probable
+  classes; picture, heat: data URLs, or None}.
 
   Args:
-    data: the evaluation's section `data`; None if the config has none of its name.
+    look: whether to draw the attention of the run's newest parameters as `heat`.
   """
-  if data is None:
-    raise RunError('config.json has no evaluation of this name.')
-  options = data.get('source_options') or {}
-  classes = data.get('classes')
-  source = sources.build(data['source'], data['split'], classes=classes, **options)
-  indices, pictures = [i for i in indices if i < len(source)], {}
-  for i, example in zip(indices, source.read(np.array(indices, int)), strict=True):
-    with contextlib.suppress(BadImage):
-      if 'error' not in example:
-        pictures[i] = source.name_of(i), picture(example['image'], data['pp'])
-  return pictures
+  answers, heats, out = run.predictions[name], {}, []
+  rows = most_confident(answers, most)
+  examples, why = read(run, name, answers['index'][rows])
+  if look and examples:
+    try:
+      heats = _heats(run, name, examples)
+    except (RunError, OSError, RuntimeError, ImportError, ValueError) as error:
+      why = [f'{name}: where the model looked. {error}']
+  for row in rows:
+    i = int(answers['index'][row])
+    title, _, pixels = examples.get(i, (f'{name} #{i}', None, None))
+    top = zip(
+      answers['top'][row].tolist(), answers['probability'][row].tolist(), strict=True
+    )
+    mistake = {'name': title, 'label': int(answers['label'][row]), 'top': list(top)}
+    picture = None if pixels is None else url(pixels)
+    out.append({**mistake, 'picture': picture, 'heat': heats.get(i)})
+  return out, why
 
 
-def picture(image, pp: str) -> str:
-  """Returns a preprocessed image as a JPEG in a data URL."""
+def read(run: Run, name: str, indices) -> tuple[dict[int, tuple], list[str]]:
+  """Returns ({index: example}, why they lack), read again from an evaluation's data.
+
+  An example that can be read is (name, a path where it has one; image as the source has
+  it; its pixels as the model sees them, uint8 [H, W, C]).
+  """
+  try:
+    data = run.evals.get(name, {}).get('data')
+    if data is None:
+      raise RunError('config.json has no evaluation of this name.')
+    options = data.get('source_options') or {}
+    classes = data.get('classes')
+    source = sources.build(data['source'], data['split'], classes=classes, **options)
+    indices, out = [int(i) for i in indices if i < len(source)], {}
+    for i, example in zip(indices, source.read(np.array(indices, int)), strict=True):
+      with contextlib.suppress(BadImage):
+        if 'error' not in example:
+          image = example['image']
+          out[i] = source.name_of(i), image, _pixels(image, data['pp'])
+    return out, []
+  except (RunError, OSError) as error:  # the data is gone, or out of reach
+    return {}, [f'{name}: pictures. {error}']
+
+
+def _pixels(image, pp: str) -> np.ndarray:
+  """Returns a preprocessed image, uint8 [H, W, C]."""
   if not isinstance(image, np.ndarray) and not re.match(r'\s*decode\b', pp):
     pp = f'decode|{pp}'
-  x = single_image.SingleImage(pp)(image)
+  x = single_image.SingleImage(pp, masks=True)(image)
   # Pipelines end in different ranges: an image outside of [-1, 1] is scaled by its own.
   low, high = (-1.0, 1.0) if np.abs(x).max() <= 1 else (x.min(), x.max())
-  x = np.uint8((x - low) / max(high - low, 1e-6) * 255 + 0.5)
-  small = Image.fromarray(x[..., 0] if x.shape[-1] == 1 else x)
-  small.thumbnail((SIDE, SIDE))
-  file = io.BytesIO()
+  return np.uint8((x - low) / max(high - low, 1e-6) * 255 + 0.5)
+
+
+def _heats(run: Run, name: str, examples: dict[int, tuple]) -> dict[int, str]:
+  """Returns {index: data URL of the image under the rollout of its attention}."""
+  if jax.process_count() > 1:
+    raise RunError('A checkpoint is restored by all processes: vit_jax report is one.')
+  from vit_jax import explain, weights
+  from vit_jax.explain import plots
+
+  ema = run.evals[name].get('use_ema', False)
+  loaded = weights.load(str(run.path), ema=ema, dtype='float32')
+  maps = explain.attention_maps(loaded, [image for _, image, _ in examples.values()])
+  pairs = zip(examples.items(), maps, strict=True)
+  return {i: url(np.uint8(255 * plots.heat(x / 255, y))) for (i, (*_, x)), y in pairs}
+
+
+def url(pixels, side: int = 160) -> str:
+  """Returns uint8 [H, W, C], or a Pillow image, as a data URL, at most `side` pixels large."""
+  if isinstance(pixels, np.ndarray):
+    pixels = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+  small, file = pixels.copy(), io.BytesIO()
+  small.thumbnail((side, side))
   small.save(file, 'JPEG', quality=75)
   return f'data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}'

@@ -2,68 +2,71 @@
 
 const PAGE = JSON.parse(document.getElementById('data').textContent);
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name);
+// Six digits tell neighbouring ticks apart.
+const digits = new Intl.NumberFormat('en', {maximumSignificantDigits: 6});
+const text = (y, percent) => y == null ? '–' : percent ? `${(100 * y).toFixed(2)}%` : y.toPrecision(4);
 
 function draw(spec, place) {
-  const series = [{label: 'step', value: (u, x) => x?.toLocaleString('en') ?? '–'}];
-  const tables = [];
-  const show = (u, y) => y == null ? '–' : spec.percent ? `${(100 * y).toFixed(2)} %` : y.toPrecision(4);
-  spec.curves.forEach((curve, i) => {
-    const label = (PAGE.runs.length > 1 ? `${PAGE.runs[curve.run]} ` : '') + curve.name;
-    const stroke = () => style(`--c${i % 8}`), dash = i >= 8 ? [6, 4] : [];
-    const points = {show: curve.x.length < 50, size: 4};
-    const y = spec.log ? curve.y.map(v => v > 0 ? v : null) : curve.y;  // no logarithm of 0
-    tables.push([curve.x, y]);
-    series.push({label, stroke, dash, width: 2, points, value: show});
+  const share = spec.x !== 'step';  // on the x axis
+  const byRun = PAGE.runs.length > 1 && new Set(spec.curves.map(c => c.name)).size === 1;
+  const series = [{label: spec.x, value: (u, x) => share ? text(x, true) : x?.toLocaleString('en') ?? '–'}];
+  const tables = spec.curves.map((curve, i) => {
+    const color = byRun ? curve.run : i, stroke = () => style(`--c${color % 8}`);
+    const label = byRun ? PAGE.runs[curve.run] : curve.name, dash = color >= 8 ? [6, 4] : [];
+    const points = {show: curve.x.length < 50, size: 4}, value = (u, y) => text(y, spec.percent);
+    series.push({label, stroke, dash, width: 2, points, spanGaps: true, value});
+    return [curve.x, spec.log ? curve.y.map(y => y > 0 ? y : null) : curve.y];  // no logarithm of 0
   });
-  const axis = () => ({stroke: () => style('--faint'), grid: {stroke: () => style('--line'), width: 1}, ticks: {show: false}});
-  const values = spec.percent ? (u, ticks) => ticks.map(y => y == null ? '' : `${+(100 * y).toFixed(1)} %`) : undefined;
+  const axis = (percent, more) => ({
+    stroke: () => style('--faint'), grid: {stroke: () => style('--line'), width: 1}, ticks: {show: false},
+    font: '12px system-ui', labelFont: '12px system-ui', ...more,
+    values: (u, ticks) => ticks.map(y => y == null ? '' : percent ? `${digits.format(100 * y)}%` : digits.format(y)),
+  });
+  const percents = (u, low, high) => [Math.max(0, low - 0.01), Math.min(1, high + 0.01)];
+  const range = spec.log ? null : spec.percent ? percents : spec.zero ? (u, low, high) => [0, 1.1 * high] : null;
   const options = {
-    width: place.clientWidth, height: 260, series,
-    scales: {x: {time: false}, y: {distr: spec.log ? 3 : 1}},
-    axes: [axis(), {...axis(), size: 64, ...(values && {values})}],
+    width: place.clientWidth, height: 280, series,
+    scales: {x: {time: false}, y: {distr: spec.log ? 3 : 1, ...(range && {range})}},
+    axes: [axis(share, {label: spec.x, labelSize: 20, size: 34}), axis(spec.percent, {size: 64})],
   };
-  return new uPlot(options, uPlot.join(tables), place);
+  const plot = new uPlot(options, uPlot.join(tables), place);
+  plot.root.querySelector('.u-legend').ariaLive = 'polite';
+  return plot;
 }
 
-function chart(spec) {
-  const figure = document.createElement('figure');
-  figure.className = 'chart';
-  figure.tabIndex = 0;
-  figure.setAttribute('aria-label', `${spec.title}; arrow keys move over the steps`);
+function chart(spec, group) {
+  const figure = group.appendChild(document.createElement('figure'));
+  const ariaLabel = `${spec.title}; arrow keys move along the curves`;
+  Object.assign(figure, {className: 'chart', tabIndex: 0, ariaLabel});
   const caption = figure.appendChild(document.createElement('figcaption'));
   const place = figure.appendChild(document.createElement('div'));
   const button = document.createElement('button');
-  caption.append(spec.title, button);
-  document.getElementById('charts').append(figure);
+  caption.append(spec.title, ...(spec.x === 'step' ? [button] : []));
   let plot;
   const redraw = () => {
     plot?.destroy();
     button.textContent = spec.log ? 'linear scale' : 'log scale';
     plot = draw(spec, place);
   };
-  button.type = 'button';
   button.addEventListener('click', () => { spec.log = !spec.log; redraw(); });
   figure.addEventListener('keydown', event => {
-    const steps = plot.data[0], at = plot.cursor.idx ?? steps.length - 1;
-    const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: steps.length - 1}[event.key];
+    const steps = plot.data[0], last = steps.length - 1, at = plot.cursor.idx ?? last;
+    const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last}[event.key];
     if (to === undefined || event.target !== figure) return;
     event.preventDefault();
-    const left = plot.valToPos(steps[Math.max(0, Math.min(steps.length - 1, to))], 'x');
+    const left = plot.valToPos(steps[Math.max(0, Math.min(last, to))], 'x');
     plot.setCursor({left, top: plot.over.clientHeight / 2});
   });
-  new ResizeObserver(() => plot?.setSize({width: place.clientWidth, height: 260})).observe(place);
+  const resize = () => plot?.setSize({width: place.clientWidth, height: 280});
+  new ResizeObserver(() => requestAnimationFrame(resize)).observe(place);
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
   redraw();
 }
 
-PAGE.charts.forEach(chart);
-if (!PAGE.charts.length) document.getElementById('charts').textContent = 'Nothing has been measured yet.';
-
-for (const button of document.querySelectorAll('.copy')) {
-  button.addEventListener('click', async () => {
-    const code = button.parentElement.querySelector('code');
-    getSelection().selectAllChildren(code);  // enough where the clipboard is closed to files
-    await navigator.clipboard?.writeText(code.textContent);
-    button.textContent = 'Copied';
-  });
-}
+for (const group of document.querySelectorAll('.charts')) PAGE.charts[group.dataset.key].forEach(spec => chart(spec, group));
+for (const button of document.querySelectorAll('.copy')) button.addEventListener('click', async () => {
+  const code = button.parentElement.querySelector('code');
+  getSelection().selectAllChildren(code);  // enough where the clipboard is closed to files
+  await navigator.clipboard?.writeText(code.textContent);
+  button.textContent = 'Copied';
+});
