@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import commands, naming, runs
 from tests.support.documents import blocks
-from vit_jax import config, evaluators, losses, tasks
+from vit_jax import config, evaluators, losses, models, tasks
 from vit_jax.data import sources
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
@@ -20,6 +20,7 @@ PAGE = runs.ROOT / 'docs' / 'guides' / 'extending.md'
 def mine(tmp_path, monkeypatch):
   """Returns the page's config file; what it registers is gone afterwards."""
   tables = losses.LOSSES, tasks.TASKS, evaluators.EVALUATORS, sources.SOURCES
+  tables += (models.MODELS,)
   for table in tables:
     monkeypatch.setattr(table, 'data', dict(table.data))
   registry.parse('decode')  # registers the ops of this package
@@ -55,6 +56,8 @@ def test_a_config_file_registers_its_parts(mine, tmp_path, monkeypatch, capsys):
 def test_its_keys_are_checked(mine):
   c = config.load(str(mine))
   for assignment, facts in (
+    ('model.widht=8', ('config.model.widht', 'width')),
+    ('model.name=edgs', ("'edgs'", 'edges')),
     ('task.rewrad=1', ('config.task.rewrad', 'reward')),
     ('evals.test.loss=focl', ("'focl'", 'focal')),
     ('task.loss=focal(gama=1)', ('config.task.loss focal.gama', 'gamma')),

@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.support import bright_detector, commands, naming, stand_in
 from tests.support.bright_detector import SCORES
+from vit_jax import models
 from vit_jax.detection import drawing, inference
 from vit_jax.errors import UserError
 from vit_jax.tools import evaluate, predict, source
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.usefixtures('one_device')
 
 @pytest.fixture(autouse=True)
 def detector(monkeypatch):
+  monkeypatch.setitem(models.MODELS.data, 'bright', bright_detector.FAMILY)
   monkeypatch.setattr(source, 'load', lambda args: bright_detector.loaded())
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import json
 import operator
@@ -18,23 +17,26 @@ import jax.numpy as jnp
 from vit_jax.check import Size, bind
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.models.family import OUTPUTS, Family
+from vit_jax.registry import Registry
 
-# name -> module with a `FAMILY`, imported at first use.
-MODELS = {
-  'vit': 'vit_jax.models.vit',
-  'mixer': 'vit_jax.models.mixer',
-  'resnet_gn': 'vit_jax.models.resnet_gn',
-  'bit': 'vit_jax.models.bit',
-  'convnext': 'vit_jax.models.convnext',
-  'swin': 'vit_jax.models.swin',
-  'vitdet': 'vit_jax.detection.models.vitdet',
-  'fpn': 'vit_jax.detection.models.fpn',
-  'sfp': 'vit_jax.detection.models.sfp',
-  'semantic_fpn': 'vit_jax.detection.models.semantic_fpn',
-  'resnet': 'vit_jax.models.resnet',
-  'mvit': 'vit_jax.models.mvit',
-  'detr': 'vit_jax.detection.models.detr',
-}
+MODELS = Registry(
+  'model',
+  {
+    'vit': 'vit_jax.models.vit:FAMILY',
+    'mixer': 'vit_jax.models.mixer:FAMILY',
+    'resnet_gn': 'vit_jax.models.resnet_gn:FAMILY',
+    'bit': 'vit_jax.models.bit:FAMILY',
+    'convnext': 'vit_jax.models.convnext:FAMILY',
+    'swin': 'vit_jax.models.swin:FAMILY',
+    'resnet': 'vit_jax.models.resnet:FAMILY',
+    'mvit': 'vit_jax.models.mvit:FAMILY',
+    'vitdet': 'vit_jax.detection.models.vitdet:FAMILY',
+    'fpn': 'vit_jax.detection.models.fpn:FAMILY',
+    'sfp': 'vit_jax.detection.models.sfp:FAMILY',
+    'semantic_fpn': 'vit_jax.detection.models.semantic_fpn:FAMILY',
+    'detr': 'vit_jax.detection.models.detr:FAMILY',
+  },
+)
 DTYPES = ('float32', 'bfloat16', 'float16')
 
 
@@ -50,7 +52,7 @@ def family(name: str, variant: str | None = None, **fields) -> Family:
 
 def family_of(model) -> Family:
   """Returns the `Family` of a model, around that of its backbone if it has one."""
-  facts, inside = _module(core(model)).FAMILY, backbone_of(model)
+  facts, inside = MODELS[name_of(model)], backbone_of(model)
   return facts if inside is None else facts.around(family_of(inside))
 
 
@@ -70,7 +72,7 @@ def check_outputs(model, kind: str, source: str) -> None:
 
 def core(model):
   """Returns the model of a family inside a wrapper such as `tune.tuned.Tuned`."""
-  return model if hasattr(_module(model), 'FAMILY') else core(model.model)
+  return core(model.model) if hasattr(model, 'model') else model
 
 
 def backbone_of(model):
@@ -80,8 +82,11 @@ def backbone_of(model):
 
 def name_of(model) -> str:
   """Returns the key of MODELS of a model's family."""
-  module = type(core(model)).__module__
-  return next(name for name, path in MODELS.items() if path == module)
+  cls = type(core(model))
+  for name in MODELS:
+    if MODELS[name].model is cls:
+      return name
+  raise ValueError(f'no family of models.MODELS has the class {cls.__name__}')
 
 
 def fields_of(model) -> dict:
@@ -131,20 +136,15 @@ def _shapes_of(model, image_shape):
   return jax.eval_shape(model.init, jax.random.key(0), inputs_of(model, image_shape))
 
 
-def _module(model) -> types.ModuleType:
-  return importlib.import_module(type(model).__module__)
-
-
 def _facts(name: str) -> Family:
-  """Returns FAMILY of a model's page, by any name that `parse_name` accepts."""
-  if name not in MODELS:
-    published, (name, *_) = name, parse_name(name)
-  if name not in MODELS:
+  """Returns the `Family` of a model, by any name that `parse_name` accepts."""
+  key, *_ = parse_name(name)
+  if key not in MODELS:
     raise UserError(
-      f'Unknown model {published!r}: one of {list(MODELS)}, or a published name such as '
-      f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{did_you_mean(published, names())}"
+      f'Unknown model {name!r}: one of {list(MODELS)}, or a published name such as '
+      f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{did_you_mean(name, names())}"
     )
-  return importlib.import_module(MODELS[name]).FAMILY
+  return MODELS[key]
 
 
 def names(on_hub: bool = False) -> list[str]:
@@ -166,7 +166,7 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
     if head in MODELS:
       return head, rest, {}
     for key in MODELS:
-      for regex, described in _facts(key).published:
+      for regex, described in MODELS[key].published:
         if match := re.fullmatch(regex, name):
           return key, *described(*match.groups())
     name, variant = head if colon else name, rest or None

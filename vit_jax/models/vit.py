@@ -56,9 +56,10 @@ VARIANTS = {
 def variant(name: str) -> dict:
   """Returns the fields of 'B/16', 'B/16x8' (patches of 16 x 8 px) or 'R50+B/16'.
 
-  A hybrid R<layers>+SIZE/STRIDE embeds each position of a ResNet's output: at stride 32
-  its four stages; at 16 three, the third with the units of the fourth (section 4.1).
-  'R+SIZE/16' is the ResNet's root and patches of 8: 32 px in truth, published as 16.
+  In a hybrid R<layers>+SIZE/STRIDE (section 4.1), each position of a ResNet's last map is
+  a token. At stride 32 the ResNet has its four stages. At stride 16 it has three, and the
+  third also has the units of the fourth. 'R+SIZE/16' has the ResNet's root and patches of
+  8 x 8 positions: its stride is 32, although it was published as 16.
 
   Raises:
     UserError: for an unknown name or a missing patch size.
@@ -123,7 +124,7 @@ class EncoderBlock(nn.Module):
       return StochasticDepth()(y, depth_rate, train=train)
 
     x = place(x)
-    # Once in an axial block.
+    # The two halves of an axial block share one addition, in the first.
     if self.posemb.where == 'every' and self.axis != 'columns':
       x = x + self.posemb.embedding()(x, self.grid)
     x = x[:, :num_queries] + drop(attend(norm(name='LayerNorm_0')(x)))
@@ -183,8 +184,8 @@ class Encoder(nn.Module):
 
     Args:
       x: [B, N, D].
-      num_queries: the number of first tokens that the caller needs; None: all. The last
-        block, unless scanned, computes no others.
+      num_queries: how many tokens the caller needs, from the first on; None: all. The
+        last block computes only these, unless the blocks are scanned.
       between: see `stack`.
 
     Returns:
@@ -252,10 +253,10 @@ class ViT(Classifier):
   depth: Depth = 12
   mlp_dim: int = 3072
   num_heads: int = 12
-  # Hybrid (section 3.1): units per stage of a ResNet, from whose output patches are cut;
-  # (): its root alone; None: no ResNet. Width: channels of the root.
+  # Hybrid (section 3.1): units per stage of the ResNet whose last map is cut into patches;
+  # (): only its root; None: no ResNet.
   stem_blocks: tuple[Depth, ...] | None = None
-  stem_width: int = 64
+  stem_width: int = 64  # channels of the ResNet's root
   # token: a learned cls token; gap: mean of tokens; map: attention pooling;
   # none: every token is classified, logits are [B, N, K].
   classifier: Literal[CLASSIFIERS] = 'token'
@@ -263,8 +264,8 @@ class ViT(Classifier):
   representation_size: int | None = None
   # learn, learn2d, sincos2d are added to tokens; relative and rotary act in attention.
   posemb: Literal[POSEMBS] = 'learn'
-  # Place of added positions (Table 8): before the first block; before every block, a table each;
-  # or before every block, one shared table.
+  # Where positions are added (Table 8). stem: before the first block; every: before every
+  # block, each with a table of its own; shared: before every block, from one table.
   posemb_where: Literal[WHERE] = 'stem'
   posemb_std: float | None = 0.02  # deviation of initial values; None: 1 / sqrt(width)
   # Whether the class token has a learned position too; not in big_vision and FlexiViT.
@@ -366,41 +367,39 @@ _TIMM |= dict(huge='H', giant='g', giantopt='g-opt', gigantic='G')
 _SIZES = '|'.join(_TIMM)
 
 
-def _gap(group) -> dict:
-  return {'classifier': 'gap'} if group else {}
+def _timm(size, patch, siglip='', gap=''):
+  classifier = {'classifier': 'gap' if gap else 'map'} if gap or siglip else {}
+  return f'{_TIMM[size]}/{patch}', classifier
 
 
 # See `Family.published`.
 PUBLISHED = (
-  # timm: vit_base_patch16_224, vit_base_r50_s16_384, vit_tiny_r_s16_p8_224; its
-  # vit_medium_patch16_gap_240 has LayerScale.
+  # timm: vit_base_patch16_224 and SigLIP (arXiv 2303.15343). Its vit_medium_patch16_gap_240
+  # has LayerScale.
   (
-    rf'vit_(?!medium_patch\d+_gap)({_SIZES})_patch(\d+)(_gap)?(?:_\d+)?',
-    lambda size, patch, gap: (f'{_TIMM[size]}/{patch}', _gap(gap)),
+    rf'vit_(?!medium_patch\d+_gap)({_SIZES})_patch(\d+)(_siglip)?(_gap)?(?:_\d+)?',
+    _timm,
   ),
+  # timm's hybrids: vit_base_r50_s16_384, vit_tiny_r_s16_p8_224.
   (
     rf'vit_({_SIZES})_r(\d+)_s(\d+)(?:_\d+)?',
     lambda size, r, s: (f'R{r}+{_TIMM[size]}/{s}', {}),
   ),
   (rf'vit_({_SIZES})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_TIMM[size]}/16', {})),
-  # DeiT (arXiv 2012.12877), FlexiViT (2212.08013; its patches are resized in training,
-  # the published files hold 16), SigLIP (2303.15343).
-  (r'deit_(tiny|small|base)_patch16(?:_\d+)?', lambda size: (f'{_TIMM[size]}/16', {})),
+  # DeiT (arXiv 2012.12877), FlexiViT (2212.08013: its patches are resized in training, the
+  # published files hold 16).
+  (r'deit_(tiny|small|base)_patch(16)(?:_\d+)?', _timm),
   (
     r'flexivit_(small|base|large)',
     lambda size: (f'{_TIMM[size]}/16', {'posemb_cls': False}),
   ),
-  (
-    rf'vit_({_SIZES})_patch(\d+)_siglip(_gap)?(?:_\d+)?',
-    lambda size, patch, gap: (
-      f'{_TIMM[size]}/{patch}',
-      _gap(gap) or {'classifier': 'map'},
-    ),
-  ),
-  # Google: ViT-B_16, R50+ViT-B_16
+  # Google: ViT-B_16, R50+ViT-B_16.
   (
     r'(R\d*\+)?ViT-([A-Za-z0-9]+)_(\d+)(-gap-norep)?',
-    lambda r, size, patch, gap: (f'{r or ""}{size}/{patch}', _gap(gap)),
+    lambda r, size, patch, gap: (
+      f'{r or ""}{size}/{patch}',
+      {'classifier': 'gap'} if gap else {},
+    ),
   ),
 )
 
