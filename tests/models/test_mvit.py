@@ -216,9 +216,7 @@ def test_published_sizes_are_written_under_their_names(tmp_path):
 @pytest.mark.parametrize(
   ('name', 'to', 'fields', 'size', 'facts'),
   [
-    ('mvit_timm_cls', 'timm', {'class_residual': False}, 64, ('class_residual=False',)),
     ('mvit_timm_cls', 'authors', {}, 64, ('class_residual=True',)),
-    ('mvit_timm', 'authors', {'kv_stride': 2}, 64, ('kv_stride=2',)),
     ('mvit_timm', 'timm', {}, 48, ('48x48', '32 px')),
     ('mvit_timm', 'hf', {}, 64, ('hf', 'mvit')),
   ],

@@ -57,6 +57,25 @@ def run(workdir, *changes: str, **sections) -> tuple[dict, list[dict]]:
   return train.train(small(*changes, **sections), workdir)
 
 
+class Started(Exception):
+  pass
+
+
+def until_the_first_step(monkeypatch, config: dict, workdir) -> None:
+  """Runs all that comes before the compilation of the first step, which is only traced."""
+
+  def trace(trainer):
+    abstract = trainer.abstract_state
+    after, values = jax.eval_shape(trainer.step, abstract, trainer.spec)
+    assert jax.tree.structure(after) == jax.tree.structure(abstract)
+    assert 'loss' in values
+    raise Started
+
+  monkeypatch.setattr(train.Trainer, 'compile', trace)
+  with pytest.raises(Started):
+    train.train(config, workdir)
+
+
 def on_one_device(monkeypatch) -> None:
   """Lets runs in this process take one device of the eight: they compile sooner."""
   make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])

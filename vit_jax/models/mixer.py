@@ -1,7 +1,7 @@
 """MLP-Mixer: "An all-MLP Architecture for Vision", arXiv 2105.01601.
 
-Differs from the reference code in one thing: with stochastic depth, branches that are
-kept are divided by their probability, as in the other models here.
+Differs from the reference code in one thing: stochastic depth divides the branches that
+remain by their probability, as in the other models here.
 """
 
 import functools
@@ -45,14 +45,9 @@ def variant(name: str) -> dict:
       f"Unknown Mixer variant {name!r}: SIZE/PATCH such as 'B/16', SIZE one of "
       f'{list(VARIANTS)}.{did_you_mean(str(name).split("/")[0], VARIANTS)}'
     )
-  width, depth, tokens_mlp_dim, channels_mlp_dim = VARIANTS[match[1]]
-  return dict(
-    width=width,
-    depth=depth,
-    tokens_mlp_dim=tokens_mlp_dim,
-    channels_mlp_dim=channels_mlp_dim,
-    patch_size=(int(match[2]), int(match[3] or match[2])),
-  )
+  names = 'width', 'depth', 'tokens_mlp_dim', 'channels_mlp_dim'
+  patch_size = int(match[2]), int(match[3] or match[2])
+  return dict(zip(names, VARIANTS[match[1]], strict=True), patch_size=patch_size)
 
 
 class MixerBlock(nn.Module):

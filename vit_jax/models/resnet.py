@@ -5,14 +5,13 @@ first 1x1 (v1.5): the network of torchvision, timm and transformers.
 """
 
 import functools
-import re
 from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.check import Depth, Share
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, choose
 from vit_jax.models.family import Classifier, Family
 from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.nn.layers import check_images
@@ -24,14 +23,9 @@ _INIT = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')  # arXiv 1502
 
 def variant(name: str) -> dict:
   """Returns the fields of '50', '101', '152', ...; UserError for another name."""
-  match = re.fullmatch(r'\d+', str(name))
-  if not match or int(name) not in STAGES:
-    names = [str(layers) for layers in STAGES]
-    raise UserError(
-      f'Unknown ResNet variant {name!r}: one of {names}, all of bottleneck blocks.'
-      f'{did_you_mean(str(name), names)}'
-    )
-  return dict(depths=STAGES[int(name)])
+  stages = {str(layers): units for layers, units in STAGES.items()}
+  also = ', all of bottleneck blocks'
+  return dict(depths=choose('ResNet variant', str(name), stages, also))
 
 
 def _conv(width: int, size: int, strides: int, dilation: int, dtype, name: str):

@@ -338,27 +338,11 @@ class ViT(Classifier):
 
   def _encoder(self) -> Encoder:
     posemb = Posemb(self.posemb, self.posemb_where, self.posemb_std, self.posemb_cls)
-    block = functools.partial(
-      EncoderBlock,
-      self.num_heads,
-      self.mlp_dim,
-      self.act,
-      self.norm_eps,
-      posemb,
-      self.dropout,
-      self.dtype,
-    )
-    return Encoder(
-      block,
-      posemb,
-      self.attention,
-      tuple(depth_rates(self.stochastic_depth, self.depth)),
-      self.dropout,
-      self.norm_eps,
-      self.scan,
-      self.remat,
-      name='Transformer',
-    )
+    fields = self.num_heads, self.mlp_dim, self.act, self.norm_eps
+    block = functools.partial(EncoderBlock, *fields, posemb, self.dropout, self.dtype)
+    rates = tuple(depth_rates(self.stochastic_depth, self.depth))
+    fields = self.dropout, self.norm_eps, self.scan, self.remat
+    return Encoder(block, posemb, self.attention, rates, *fields, name='Transformer')
 
 
 # timm's words for the sizes.

@@ -32,8 +32,8 @@ def param(
 ) -> jax.Array:
   """`module.param(name, init)` of a known shape.
 
-  To check the shape of an existing parameter `Module.param` traces its initialiser, which
-  is half of the time that it takes to trace a ViT. Here it is compared with `shape`.
+  `Module.param` traces the initialiser to check the shape of an existing parameter, which
+  takes half of the time of tracing a ViT. Here the shape is compared with `shape`.
 
   Args:
     init: makes the array from a key.
@@ -54,8 +54,8 @@ class Dense(nn.Dense):
   """`nn.Dense`, [..., D] -> [..., F], whose kernel may have more axes.
 
   Attributes:
-    inputs, outputs: axes of the kernel (and of the bias) in the place of D and of F, such
-      as (M, Dh) for heads. Initial values are those of a kernel [D, F].
+    inputs, outputs: axes of the kernel that replace D and F, such as (M, Dh) for heads;
+      the bias has the axes `outputs`. Initial values are those of a kernel [D, F].
   """
 
   inputs: tuple[int, ...] = ()
@@ -169,7 +169,7 @@ class MultiHeadDotProductAttention(nn.Module):
   dropout: float = 0.0  # rate of the attention weights
   dtype: jnp.dtype = jnp.float32
   kernel_init: Callable = nn.initializers.xavier_uniform()
-  key_bias: bool = True  # Softmax does not see it, where scores are plain products.
+  key_bias: bool = True  # It cancels in the softmax of plain products.
 
   @nn.compact
   def __call__(
@@ -188,8 +188,8 @@ class MultiHeadDotProductAttention(nn.Module):
     Args:
       inputs_k: [B, S, D], the inputs of the keys, where they differ from those of values.
       bias, mask: see `attend`.
-      positions: takes query [B, N, M, Dh] and key [B, S, M, Dh]; returns both, changed,
-        and a bias or None: see `nn.positions`. Not beside `bias`.
+      positions: a function of query [B, N, M, Dh] and key [B, S, M, Dh] that returns
+        both, changed, and a bias or None; see `nn.positions`. It excludes `bias`.
     """
     inputs_kv = inputs_q if inputs_kv is None else inputs_kv
     inputs_k = inputs_kv if inputs_k is None else inputs_k
@@ -220,12 +220,12 @@ class MultiHeadDotProductAttention(nn.Module):
 def attend_in(
   module: nn.Module, query, key, value, bias=None, *, mask=None, dropout: float = 0.0
 ):
-  """`attend`, whose weights are variables of the calling compact module.
+  """Calls `attend`, whose weights become variables of the calling compact module.
 
-  Weights [B, M, N, S] are sown as `intermediates/.../attention_weights` when that
-  collection is mutable; otherwise they need not exist. A variable
-  `perturbations/.../attention_weights` is added to them: the derivative by it, at zero, is
-  the derivative by the weights.
+  Weights [B, M, N, S] are sown as `intermediates/.../attention_weights` if that collection
+  is mutable; otherwise a kernel need not store them. A variable
+  `perturbations/.../attention_weights` is added to them. The derivative with respect to it,
+  at zero, is that with respect to the weights.
 
   Args:
     dropout: rate at which weights are dropped.
@@ -309,9 +309,9 @@ class PatchEmbedding(nn.Module):
 
 
 def linear_head(x, num_classes: int | None, bias_init: float = 0.0):
-  """Maps [B, D] to logits [B, K] by a layer `head`, in a module; None: returns x.
+  """Maps x [B, D] to logits [B, K] by a layer `head`; without classes returns x.
 
-  The kernel starts at 0, and so all logits at `bias_init`.
+  For use in a compact module. The kernel starts at 0, so all logits start at `bias_init`.
   """
   if num_classes is None:
     return x

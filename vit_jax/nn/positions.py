@@ -27,7 +27,7 @@ class Posemb(NamedTuple):
   cls: bool
 
   def check(self) -> None:
-    """Raises UserError for an unknown kind, or a place that this kind does not have."""
+    """Raises UserError for an unknown kind or place, or a place that excludes the kind."""
     choose('posemb', self.kind, POSEMBS)
     choose('posemb_where', self.where, WHERE)
     if self.where != 'stem' and self.kind not in ADDED:
@@ -105,11 +105,11 @@ class PositionEmbedding(nn.Module):
 
 
 class RelativePositions(nn.Module):
-  """Relative positions along the sequence of tokens, arXiv 1803.02155, of keys alone.
+  """Relative positions in the sequence of tokens (arXiv 1803.02155, for keys only).
 
   The score of a query n for a key s is q_n . (k_s + r_(n-s)) / sqrt(Dh), where r is the
   row of `pos_embedding` [2 N - 1, Dh] for the offset n - s, the same for all heads. Tokens
-  count in their order, cls first, patches row by row, which the paper (D.4) leaves open.
+  are numbered in sequence, cls first, then patches row by row; D.4 leaves this open.
 
   Attributes:
     grid: (h, w) of the patches, for the error.
@@ -178,8 +178,8 @@ def check_rows(
 def sincos2d(h: int, w: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
   """Returns the fixed 2-D sine-cosine embedding [1, h * w, D] in float32.
 
-  From MoCo v3 (arXiv 2104.02057, section 4), with the frequencies of big_vision: D / 4 of
-  them, from 1 to 1 / temperature; [sin x, cos x, sin y, cos y], rows first.
+  From MoCo v3 (arXiv 2104.02057, section 4), with big_vision's D / 4 frequencies, from 1
+  to 1 / temperature. Channels are [sin x, cos x, sin y, cos y]; positions go row by row.
   """
   if width % 4:
     raise UserError(f'posemb sincos2d needs a width divisible by 4, not {width}.')
@@ -196,10 +196,10 @@ def sine_of_mask(
 ) -> jax.Array:
   """Returns DETR's embedding [B, h, w, D] in float32, of positions within a mask.
 
-  Rows, then columns, counted from 1 and divided by their number: angles of up to 2 pi, so
-  that positions are shares of the image, whatever its padding. For each, D / 4
-  frequencies, geometric from 1 to nearly 1 / temperature, [sin, cos, sin, cos, ...]:
-  arXiv 2005.12872, section A.4, constants of the authors' code.
+  Rows and columns are counted from 1 and divided by their number, so that a position is a
+  share of the image without its padding, as an angle of up to 2 pi. Each has D / 4
+  frequencies, geometric from 1 to nearly 1 / temperature, in channels [sin, cos, sin, ...];
+  rows come first. arXiv 2005.12872, section A.4, with the constants of the authors' code.
 
   Args:
     mask: bool [B, h, w], False for padding.
@@ -224,8 +224,8 @@ def angles(
   """Returns the angles of 2-D axial rotary positions, [N, Dh / 2] in float32.
 
   RoFormer (arXiv 2104.09864, equation 15) along each axis of the image, as "RoPE-Axial"
-  of arXiv 2403.13298, equations 5 and 6: Dh / 4 frequencies, base ** (-4 i / Dh), times
-  the row of a patch, then times its column, both counted from 0.
+  of arXiv 2403.13298, equations 5 and 6. The Dh / 4 frequencies, base ** (-4 i / Dh), are
+  multiplied by a patch's row in the first half and by its column in the second, from 0.
 
   Args:
     grid: (h, w) of the last h * w tokens. Tokens before them (cls) have angles of 0.
