@@ -1,4 +1,4 @@
-"""ConvNeXt: sizes against timm's, and files of transformers; logits are in test_goldens.py."""
+"""ConvNeXt: its start and files of transformers; logits are in test_goldens.py."""
 
 import json
 
@@ -11,29 +11,8 @@ from safetensors.numpy import load_file
 import vit_jax
 from tests.support import naming
 from tests.support.goldens import path_of
-from vit_jax import models, trees, weights
+from vit_jax import models, weights
 from vit_jax.errors import UserError
-from vit_jax.tools.inspect import flops
-
-# timm's parameters for 1000 and 21,841 classes, and multiply-adds in 1e9 at 224 px.
-SIZES = {'T': (28_589_128, 44_615_857, 4.456), 'B': (88_591_464, 109_953_489, 15.355)}
-
-
-@pytest.mark.parametrize('size', SIZES)
-def test_parameters_and_operations(size):
-  i1k, i21k, gmacs = SIZES[size]
-  model, counts = models.build('convnext', size), {}
-
-  def forward(images):  # traced once, for both
-    outputs, variables = model.init_with_output(jax.random.key(0), images)
-    counts.update({n: x.size for n, x in trees.flatten(variables['params']).items()})
-    return outputs
-
-  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-  assert flops.count(forward, images) / 2e9 == pytest.approx(gmacs, rel=1e-3)
-  head = counts.pop('head/kernel') + counts.pop('head/bias')
-  assert sum(counts.values()) + head == i1k
-  assert sum(counts.values()) + head // 1000 * 21_841 == i21k
 
 
 def test_layer_scale_starts_as_published_and_every_stage_is_a_feature():

@@ -1,4 +1,4 @@
-"""BiT, ResNets and hybrids (ViTs on a ResNet) against published counts, names and reference outputs."""
+"""BiT, ResNets and hybrids (ViTs on a ResNet) against published counts and closed forms."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""MLP-Mixer against published counts, names and reference outputs."""
+"""MLP-Mixer against published counts, and its stochastic depth."""
 
 import jax
 import numpy as np

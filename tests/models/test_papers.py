@@ -1,4 +1,4 @@
-"""Operations and parameters that papers print for their models."""
+"""Operations and parameters that papers and timm print for their models."""
 
 import pytest
 
@@ -41,6 +41,26 @@ def test_compute_of_the_swin_paper(model, size, billions, params):
   ours = forward(model, size)
   assert ours.operations / 2e9 == pytest.approx(billions, rel=0.005)
   assert ours.parameters == params
+
+
+# timm's parameters for 1000 classes, and its multiply-adds in 1e9.
+@pytest.mark.parametrize(
+  ('model', 'size', 'parameters', 'billions'),
+  [
+    ('convnext:T', 224, 28_589_128, 4.456),
+    ('convnext:B', 224, 88_591_464, 15.355),
+    ('mvitv2_tiny', 224, 24_173_320, 4.677),
+    ('mvitv2_small_cls', 224, 34_870_312, 6.999),
+    ('resnet:50', 224, 25_557_032, 4.089),
+    ('resnet:101', 224, 44_549_160, 7.801),
+    ('swin:T', 224, 28_288_354, 4.491),
+    ('swin:V2-T/16', 256, 28_347_154, 6.661),
+  ],
+)
+def test_parameters_and_operations_of_timm(model, size, parameters, billions):
+  ours = forward(model, size)
+  assert ours.parameters == parameters
+  assert ours.operations / 2e9 == pytest.approx(billions, rel=1e-3)
 
 
 # Table 1 of the VPT paper (arXiv 2203.12119): parameters of all 24 tasks, which have 2,113

@@ -1,4 +1,4 @@
-"""The Vision Transformer against published counts, names and reference outputs."""
+"""The Vision Transformer against published counts and closed forms."""
 
 import jax
 import jax.numpy as jnp
