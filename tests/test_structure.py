@@ -27,7 +27,7 @@ MODULES = sorted(
 # only falls: to raise one, lower another in the same commit. A room of a ring holds all
 # that the ring has for it.
 BUDGET = {
-  'models': (2_140, 2_000),
+  'models': (2_112, 2_000),
   'nn': (1_403, 1_450),
   'kernels': (1_297, 1_300),
   ('optim', 'tasks', 'tune'): (1_782, 1_900),
@@ -42,8 +42,8 @@ BUDGET = {
   'lab': (2_918, 2_900),
   'modules': (2_404, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
-TOTAL = (35_806, 32_000)
-ELSEWHERE = {'configs': (1_661, 1_700), 'tests': (27_610, 22_000)}
+TOTAL = (35_778, 32_000)
+ELSEWHERE = {'configs': (1_661, 1_700), 'tests': (27_436, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.

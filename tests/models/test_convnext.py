@@ -65,5 +65,5 @@ def test_transformers_own_eps_of_the_final_norm_is_read(written):
   (folder / 'config.json').write_text(json.dumps(config))
   found = weights.read(folder)
   assert found.fields['norm_eps'] == 1e-12
-  with pytest.raises(UserError, match=naming('timm', 'norm_eps=1e-12', '1e-06')):
+  with pytest.raises(UserError, match=naming('timm', 'norm_eps=1e-12', "'hf'")):
     weights.write(found, folder.parent / 'timm', 'timm')

@@ -1,4 +1,4 @@
-"""MLP-Mixer against published counts, and its stochastic depth."""
+"""MLP-Mixer: its stochastic depth and variants."""
 
 import jax
 import numpy as np
@@ -6,27 +6,7 @@ import pytest
 
 import vit_jax
 from tests.support import naming
-from tests.support.abstract import abstract_params
 from vit_jax.errors import UserError
-
-
-@pytest.mark.parametrize(
-  ('variant', 'count'),
-  # Of google-research/vision_transformer, big_vision (H) and timm (S/32, B/32, L/32).
-  [
-    ('S/32', 19_104_624),
-    ('S/16', 18_528_264),
-    ('B/32', 60_293_428),
-    ('B/16', 59_880_472),
-    ('L/32', 206_939_264),
-    ('L/16', 208_196_168),
-    ('H/16', 430_121_832),
-    ('H/14', 432_350_952),  # by hand: N 256 and not 196, 14 px patches
-  ],
-)
-def test_parameter_counts_are_the_published_ones(variant, count):
-  params = abstract_params(vit_jax.create_model('mixer', variant, scan=True))
-  assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
 def test_stochastic_depth_grows_with_the_block():

@@ -16,6 +16,7 @@ from tests.support import naming
 from tests.support.goldens import GOLDENS, arrays_of, path_of
 from vit_jax import models, trees, weights
 from vit_jax.errors import UserError
+from vit_jax.kernels import tpu_attention
 from vit_jax.kernels.attention import GridBias
 from vit_jax.nn.map_positions import DecomposedPositions
 from vit_jax.weights import formats
@@ -86,7 +87,9 @@ def test_a_bias_is_the_product_of_its_factors():
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   bias = GridBias(normal(2, 4, 3, 2), normal(2, 4, 3, 3))  # 4 queries and 2 x 3 keys
-  added, places = bias.factors(5, 7, jnp.float32)  # and of a token before each
+  added, places = tpu_attention._factors(
+    bias, 5, 7, jnp.float32
+  )  # and of a token before each
   result, expected = added @ places.T, bias.scores(5, 7)
   np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6)
 

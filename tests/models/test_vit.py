@@ -1,4 +1,4 @@
-"""The Vision Transformer against published counts and closed forms."""
+"""The Vision Transformer against closed forms; published counts of several families."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import pytest
 import vit_jax
 from tests.support import naming
 from tests.support.abstract import abstract_params
+from vit_jax import models, trees
 from vit_jax.nn.positions import sincos2d
 from vit_jax.tools.inspect import flops
 
@@ -46,6 +47,33 @@ def test_parameter_counts_are_the_published_ones(variant, classifier):
   params = abstract_params(model)
   count = sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params))
   assert count == COUNTS[variant, classifier]
+
+
+# 1000 classes, 224 px. Hybrids and Mixers: google-research/vision_transformer; resnet_gn,
+# R26 and Mixer H: big_vision; R50x3 and Mixers of 32 px: timm.
+@pytest.mark.parametrize(
+  ('name', 'count'),
+  [
+    ('vit:R+Ti/16', 6_337_704),
+    ('vit:R26+S/32', 36_431_912),
+    ('vit:R50+B/16', 98_659_112),
+    ('resnet_gn:R26', 15_995_176),
+    ('resnet_gn:R50', 25_557_032),
+    ('bit:R50x3', 217_319_080),
+    ('bit:R26', 15_987_496),
+    ('mixer:S/32', 19_104_624),
+    ('mixer:S/16', 18_528_264),
+    ('mixer:B/32', 60_293_428),
+    ('mixer:B/16', 59_880_472),
+    ('mixer:L/32', 206_939_264),
+    ('mixer:L/16', 208_196_168),
+    ('mixer:H/16', 430_121_832),
+    ('mixer:H/14', 432_350_952),  # by hand: N 256 and not 196, 14 px patches
+  ],
+)
+def test_parameter_counts_of_other_families(name, count):
+  params = abstract_params(models.changed(vit_jax.create_model(name), scan=True))
+  assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
 # timm 1.0.31: the class token has no position, and SigLIP's 384 px are 27 patches of 14.
