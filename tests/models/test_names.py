@@ -18,7 +18,6 @@ from vit_jax.weights import zoo
     ('vit_so400m_patch14_384', 'vit', 'So400m/14'),
     ('deit_tiny_patch16_224', 'vit', 'Ti/16'),
     ('deit_base_patch16_384', 'vit', 'B/16'),
-    ('flexivit_large', 'vit', 'L/16'),
     ('vit_tiny_r_s16_p8_224', 'vit', 'R+Ti/16'),
     ('vit_small_r26_s32_224', 'vit', 'R26+S/32'),
     ('vit_base_r26_s32_224', 'vit', 'R26+B/32'),
@@ -65,16 +64,17 @@ def test_names_of_models_that_average(name):
 
 
 @pytest.mark.parametrize(
-  ('name', 'variant', 'classifier'),
+  ('name', 'variant', 'fields'),
   [
-    ('vit_base_patch16_siglip_224', 'B/16', 'map'),
-    ('vit_so400m_patch14_siglip_gap_384', 'So400m/14', 'gap'),
-    ('vit_giantopt_patch16_siglip_256', 'g-opt/16', 'map'),
+    ('vit_base_patch16_siglip_224', 'B/16', {'classifier': 'map'}),
+    ('vit_so400m_patch14_siglip_gap_384', 'So400m/14', {'classifier': 'gap'}),
+    ('vit_giantopt_patch16_siglip_256', 'g-opt/16', {'classifier': 'map'}),
+    ('flexivit_large', 'L/16', {'posemb_cls': False}),
   ],
 )
-def test_names_of_siglip(name, variant, classifier):
-  assert models.parse_name(name) == ('vit', variant, {'classifier': classifier})
-  assert models.build(name).classifier == classifier
+def test_names_of_vits_with_other_fields(name, variant, fields):
+  assert models.parse_name(name) == ('vit', variant, fields)
+  assert models.fields_of(models.build(name)).items() >= fields.items()
 
 
 @pytest.mark.parametrize(
