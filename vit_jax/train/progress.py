@@ -193,7 +193,7 @@ def summary(
     )
   elif tasks.of(config).OUTPUTS == 'classes':
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER   # names')
-  elif tasks.outputs(config) == 'boxes':
+  elif tasks.of(config).OUTPUTS == 'boxes':
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER --draw DIR   # boxes')
     lines.append(f'  {ours} evaluate {weights} --out DIR   # precision of each class')
   if config.get('data', {}).get('source') == 'digits':  # a first run, of our own data
