@@ -132,7 +132,7 @@ def test_files_of_transformers_hold_the_same(tmp_path):
 @pytest.mark.parametrize(
   ('to', 'changed', 'words'),
   [
-    ('timm', {'model_args': {'act_layer': 'silu'}}, ('model_args.act_layer', 'layers')),
+    ('timm', {'model_args': {'act_layer': 'silu'}}, ("act_layer='silu'", "'relu'")),
     ('hf', {'downsample_in_bottleneck': True}, ('downsample_in_bottleneck=True',)),
     ('hf', {'layer_type': 'basic'}, ("layer_type='basic'", "'bottleneck'")),
     ('hf', {'hidden_act': 'gelu'}, ("hidden_act='gelu'", "'relu'")),
