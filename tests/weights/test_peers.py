@@ -116,7 +116,7 @@ TIMM_VITS = {
   'map': dict(class_token=False, global_pool='map'),
   'no_embed_class': dict(no_embed_class=True),
   'n x (n + 2) patches': dict(img_size=(24, 40)),
-  'pixels beyond the patches': dict(img_size=(37, 33), dynamic_img_size=True),
+  'pixels beyond the patches': dict(img_size=(37, 33)),
   'no positions': dict(class_token=False, global_pool='map', pos_embed='none'),
   'tanh': dict(act_layer='gelu_tanh'),
 }
