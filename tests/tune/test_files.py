@@ -200,6 +200,10 @@ HIDDEN = {
 HIDDEN |= {f'tune/norm_0/{n}': np.ones(16) for n in ('scale', 'bias')}
 WRONG = {
   'stats': (dict(section=MLP, added=HIDDEN), ('norm_0/mean', '(16,)')),
+  'nan': (
+    dict(section=PROMPTS, added={'tune/prompts': np.full((1, 2, 16), np.nan)}),
+    ('tune/prompts', 'NaN'),
+  ),
   'added': (dict(section=PROMPTS, added={}), ('tune/prompts', '(1, 2, 16)')),
   'type': (
     dict(section=PROMPTS, added={'tune/prompts': np.ones((1, 2, 16), int)}),

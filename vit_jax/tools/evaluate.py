@@ -84,7 +84,8 @@ def _evaluate(argv: list[str]) -> int:
       _check_tables(evaluator, K, data['source'])
       out_folder.make(out)
     values = evaluator.run(*source.predictor(loaded, mesh))
-  values |= {k: int(values[k]) for k in ('examples', 'bad_images') if k in values}
+  counts = ('examples', 'bad_images', 'bad_logits')
+  values |= {k: int(values[k]) for k in counts if k in values}
   record = {'source': args.source, 'step': loaded.step, 'evaluation': own}
   record |= {'data': data['source'], 'split': data['split']}
   record |= {'classes': data.get('classes')}

@@ -212,13 +212,18 @@ def fit(
     if _classes({n: x.shape for n, x in flat.items()}) != _classes(shapes):
       skip.append('head/.*')
     taken, report = merge(shapes, flat, skip)
-    if odd := [name for name, x in taken.items() if not np.isfinite(x).all()]:
-      names = _listed({'NaN or infinity in': odd}, 3)[0]
-      raise ValueError(f'{names}: take other weights, or skip={odd[:1]}')
+    check_finite(taken)
   unused = [n for n in source.unused if n not in report.unused]
   return taken, report._replace(
     notes=[*notes, *changes], unused=[*report.unused, *unused]
   )
+
+
+def check_finite(arrays: Arrays) -> None:
+  """Raises ValueError for parameters that hold NaN or infinity."""
+  if odd := [name for name, x in arrays.items() if not np.isfinite(x).all()]:
+    names = _listed({'NaN or infinity in': odd}, 3)[0]
+    raise ValueError(f'{names}: take other weights, or skip={odd[:1]}')
 
 
 def merge(

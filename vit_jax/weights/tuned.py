@@ -19,7 +19,7 @@ from vit_jax import check, models, trees, tune
 from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.weights import readers
-from vit_jax.weights.adapt import fit
+from vit_jax.weights.adapt import check_finite, fit
 from vit_jax.weights.source import Source, errors_of
 
 KEY = 'vit_jax_tuned'  # the key of the record in the config of such a file
@@ -175,4 +175,6 @@ def attached(model, source: Source, shape: tuple[int, int, int], flat: dict):
       f'{source.source}: {differ[0]} is {sizes.get(differ[0])}, {source.tune["method"]} '
       f'makes it {expected.get(differ[0])} here: leave image_size and fields as they were.'
     )
+  with errors_of(source.source):
+    check_finite(added)
   return model, flat | added
