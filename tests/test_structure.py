@@ -32,7 +32,7 @@ BUDGET = {
   'kernels': (1_297, 1_300),
   ('optim', 'tasks', 'tune'): (1_782, 1_900),
   'data': (5_490, 5_000),
-  'weights': (4_132, 3_900),
+  'weights': (4_139, 3_900),
   'evaluators': (1_712, 1_400),
   'checkpoint': (790, 800),
   'train': (2_546, 2_000),

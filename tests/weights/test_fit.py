@@ -289,7 +289,7 @@ def test_rates_decay_by_the_blocks_of_the_backbone():
     ({'image_size': 8.5}, ('image_size=8.5', 'int')),
     ({'skip': [3]}, ('skip=[3]',)),
     ({'skip': 'head/.*'}, ("skip='head/.*'", 'list')),
-    ({'model': {}}, ('model={}', "'name'")),
+    ({'model': {}}, ('model={}', 'lacks name')),
     ({'model': 3}, ('model=3',)),
     ({'tune': 3}, ('tune=3',)),
     ({'tune': {'method': 'lora', 'rank': 10**9}}, ('rank=1000000000', '65536')),
