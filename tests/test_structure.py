@@ -37,7 +37,7 @@ BUDGET = {
   'checkpoint': (790, 800),
   'train': (2_546, 2_000),
   'explain': (964, 900),
-  'tools': (4_374, 3_800),
+  'tools': (4_357, 3_800),
   'detection': (3_830, 3_300),
   'lab': (2_918, 2_900),
   'modules': (2_404, 1_400),  # the modules at the top of vit_jax/, and imagenet/

@@ -116,10 +116,7 @@ def batches(
       features = preprocess.features(image)
     except BadImage as error:
       return {}, str(error)
-    if (x := features['image']).shape != shape:
-      raise UserError(
-        f'The pipeline {preprocess.pp!r} gives images {x.shape}, the model takes {shape}.'
-      )
+    loaded.check_shape(features['image'].shape, preprocess.pp)
     return features, None
 
   images = iter(images)

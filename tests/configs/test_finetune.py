@@ -153,7 +153,7 @@ def test_pixels_are_those_of_the_weights(tmp_path, capsys):
   crop = "inception_crop(64, rounding='nearest', method='bicubic', antialias=True)"
   assert written['data']['pp'] == f'decode(3)|{crop}|flip_lr|{levels}'
   assert written['evals']['val']['data']['pp'] == f'decode(3){wanted}'
-  assert written['evals']['own'] == c['evals']['own']
+  assert written['evals']['own']['data']['pp'] == c['evals']['own']['data']['pp']
   facts = ('pixels: mean 0.4 0.5 0.6, std 0.2 0.25 0.5, bicubic, crop 0.8', 'taken')
   facts += (
     'config.evals.own.data.pp has mean 0.5, std 0.5, bilinear, squash 1',

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import re
-import types
 
 import jax
 import numpy as np
@@ -151,10 +150,7 @@ def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch)
     np.zeros_like, model.init(jax.random.key(0), np.zeros((1, 8, 8, 1)))
   )
   zeros['params']['head']['bias'][0] = 1.0  # every image is of the first class
-  loaded = types.SimpleNamespace(
-    **dict(model=model, variables=zeros, class_names=None, pp='', step=3),
-    **dict(image_size=(8, 8), channels=1),
-  )
+  loaded = weights.Loaded(model, zeros, (8, 8), 1, '', None, 'a run', 'run', '', 3)
   monkeypatch.setattr(source, 'load', lambda args: loaded)
   assert run(tmp_path, '--json') == 0
   record = json.loads(capsys.readouterr().out)

@@ -621,6 +621,19 @@ def test_preprocessing_of_transformers(tmp_path):
     weights.read(folder)
 
 
+def test_files_without_a_config_have_the_pixels_of_their_family(tmp_path):
+  for name, levels in (
+    ('convnext_timm', 'value_range((-2.1179039, '),
+    ('vit_timm', 'value_range(-1'),
+  ):
+    save_file(arrays_of(name), tmp_path / f'{name}.safetensors')
+    loaded = vit_jax.load(
+      tmp_path / f'{name}.safetensors',
+      **({'num_heads': 3} if name == 'vit_timm' else {}),
+    )
+    assert loaded.pp.split('|')[-1].startswith(levels)
+
+
 @pytest.mark.parametrize(
   'pp',
   [

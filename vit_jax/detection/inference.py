@@ -37,7 +37,7 @@ def inputs(loaded: Loaded, images: Iterable) -> dict:
     images: paths, bytes, PIL images or uint8 arrays, as for `Loaded.preprocess`.
   """
   features = single_image.features(images, loaded.pp)
-  loaded.check_images(features['image'])
+  loaded.check_shape(features['image'].shape[1:])
   return detect.arguments(features)
 
 

@@ -79,7 +79,7 @@ def _evaluate(argv: list[str]) -> int:
       **{k: section.get(k) for k in ('labels', 'class_map', 'among')},
       confusion=out is not None,
     )
-    source.check_images(loaded, evaluator.batches)
+    loaded.check_shape(evaluator.batches.spec['image'].shape[1:], data['pp'])
     if out:
       _check_tables(evaluator, K, data['source'])
       out_folder.make(out)

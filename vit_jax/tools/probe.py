@@ -45,7 +45,7 @@ def run(args) -> int:
   with jax.set_mesh(mesh):
     evaluator = evaluators.build(**section, mesh=mesh)
     for splits in evaluator.datasets.values():
-      source.check_images(loaded, splits['train'])
+      loaded.check_shape(splits['train'].spec['image'].shape[1:], section['pp'])
     values = evaluator.run(*source.predictor(loaded, mesh))
   record = {'source': args.source, 'step': loaded.step, 'probe': args.probe}
   record |= {'evaluation': own, **section}

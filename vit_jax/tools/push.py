@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
   with tempfile.TemporaryDirectory(prefix='vit_jax-') as place:
     folder = Path(place) / 'model'
     if args.out or args.dry_run:
-      folder = files.on_disk(args.out or args.repo.partition('/')[2], '--out')
+      folder = files.on_disk(args.out or args.repo.replace('/', '-'), '--out')
       if folder.exists():
         raise UserError(f'{folder} is there already: --out FOLDER names another.')
     api = None if args.dry_run else client()
@@ -225,7 +225,7 @@ def _parser() -> cli.Parser:
   add('--private', action='store_true', help='if the repository is made')
   add('--license', metavar='ID', help="stated in the card: 'apache-2.0'")
   add('--dry_run', action='store_true', help='write the folder only')
-  add('--out', metavar='FOLDER', help='keep it there; with --dry_run NAME by default')
+  add('--out', metavar='FOLDER', help='keep it there; --dry_run: OWNER-NAME by default')
   cli.add_json_option(parser)
   return parser
 

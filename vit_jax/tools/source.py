@@ -73,21 +73,6 @@ def evaluations(args: argparse.Namespace, types: tuple[str, ...]) -> tuple[dict,
   return config, own
 
 
-def check_images(loaded, batches) -> None:
-  """Raises UserError for batches of images of another size than the model takes.
-
-  Args:
-    loaded: `weights.Loaded`.
-    batches: `data.pipeline.EvalBatches`.
-  """
-  shape = batches.spec['image'].shape[1:]
-  expected = (*loaded.image_size, loaded.channels)
-  if shape != expected:
-    raise UserError(
-      f'--pp gives images {shape}, the model takes {expected}: change --pp or --resolution.'
-    )
-
-
 def predictor(loaded, mesh) -> tuple:
   """Returns (predict, variables on the mesh), as an evaluator of classes runs them."""
   import jax

@@ -220,10 +220,11 @@ def _open_weights(config: dict) -> tuple[dict, weights.Source]:
   """Returns (config with the model and the pixels of the weights, the weights)."""
   source = weights.from_section(**config['weights'])
   model = {} if 'name' in config['model'] else weights.complete({}, source)
-  config, lines = pipelines.filled(schema.with_model(config, model), source.pp)
+  pixels = pipelines.stated(source)
+  config, lines = pipelines.filled(schema.with_model(config, model), pixels)
   for line in lines:
     print(f'  {line}', flush=True)
-  return config | {'resolved': config['resolved'] | {'pixels': source.pp}}, source
+  return config | {'resolved': config['resolved'] | {'pixels': pixels}}, source
 
 
 def _from_weights(source, model, config, frozen) -> dict:

@@ -117,10 +117,9 @@ class Format(NamedTuple):
     config = self.config(stated, image_size, class_names)
     # Fields are compared when the file is read again. One that an array's absence tells is
     # then equal by itself, whatever another library makes of the file: it must be looked at.
-    ours = config.keys() <= {'vit_jax'}  # read as it was written
-    for key in {} if ours else fields.keys() - {*stated.read, *TRAINING}:
-      if key not in usual or fields[key] != usual[key].default:
-        raise ValueError(f'{self.to or self.name} cannot express {key}={fields[key]!r}')
+    if config.keys() - {'vit_jax'}:  # ours is read as it was written
+      unread = {key: usual[key].default for key in usual.keys() - stated.read}
+      self._check_equal({key: fields[key] for key in unread if key in fields}, unread)
     rules = self.rules
     if self.write_rules:
       rules = self.write_rules(flat, fields)

@@ -60,14 +60,16 @@ class Loaded:
       images: paths, bytes, PIL images or uint8 arrays, see `data.single_image.batch`.
     """
     batch = single_image.batch(images, self.pp)
-    self.check_images(batch)
+    self.check_shape(batch.shape[1:])
     return batch
 
-  def check_images(self, images: np.ndarray) -> None:
-    """Raises UserError unless images [B, H, W, C] have the size of the model's."""
-    size, shape = images.shape[1:], (*self.image_size, self.channels)
-    if size != shape:
-      raise UserError(f'{self.pp!r} makes images {size}, the model takes {shape}.')
+  def check_shape(self, shape: tuple, pp: str | None = None) -> None:
+    """Raises UserError for images (H, W, C) of `pp` that the model does not take."""
+    expected = (*self.image_size, self.channels)
+    if shape != expected:
+      raise UserError(
+        f'{pp or self.pp!r} makes images {shape}, the model takes {expected}.'
+      )
 
 
 def load(

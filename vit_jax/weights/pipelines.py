@@ -32,18 +32,14 @@ def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
   if (mode := cfg.get('crop_mode', 'center')) not in ('center', 'squash'):
     raise ValueError(f"crop_mode {mode!r} is not read: 'center' and 'squash' are")
   method = cfg.get('interpolation', 'bicubic').replace('box', 'area')
-  crop_pct = cfg.get('crop_pct', 0.875)
-  levels = _value_range(cfg.get('mean', MEAN), cfg.get('std', STD))
-  crop = size[0] if size[0] == size[1] else size
+  whole = tuple(int(n / cfg.get('crop_pct', 0.875)) for n in size)
+  crop = f'|central_crop({size[0] if size[0] == size[1] else size})'
+  resize = f"resize_small({max(whole)}, method={method!r}, rounding='nearest')"
   if mode == 'squash':  # whatever the aspect ratio
-    how = f"method={method!r}, antialias=True, rounding='nearest'"
-    whole = tuple(int(n / crop_pct) for n in size)
-    cut = '' if whole == size else f'|central_crop({crop})'
-    return f'decode|resize({whole}, {how}){cut}|{levels}'
-  return (
-    f'decode|resize_small({int(max(size) / crop_pct)}, method={method!r}, '
-    f"rounding='nearest')|central_crop({crop})|{levels}"
-  )
+    resize = f"resize({whole}, method={method!r}, antialias=True, rounding='nearest')"
+    crop = '' if whole == size else crop
+  levels = _value_range(cfg.get('mean', MEAN), cfg.get('std', STD))
+  return f'decode|{resize}{crop}|{levels}'
 
 
 def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
@@ -99,6 +95,16 @@ def _value_range(mean, std) -> str:
   return f'value_range({low}, {high})'
 
 
+def stated(source: Source) -> str | None:
+  """Returns a source's pipeline; only its levels where it has no config, but a family does.
+
+  Every published ConvNeXt, ResNet, Swin and MViT has ImageNet's, ViTs and Mixers have either.
+  """
+  usual = source.family in ('convnext', 'mvit', 'resnet', 'swin')
+  usual &= source.format in ('timm', 'hf', 'authors')
+  return source.pp or (_value_range(MEAN, STD) if usual else None)
+
+
 def of_source(source: Source, size: tuple[int, int], plain: bool = False) -> str:
   """Returns the evaluation pipeline of a source for images of a size.
 
@@ -108,7 +114,7 @@ def of_source(source: Source, size: tuple[int, int], plain: bool = False) -> str
   """
   if source.pp and not plain and (source.image_size or size) == size:
     return source.pp
-  ops = registry.parse(source.pp or '')
+  ops = registry.parse(stated(source) or '')
   crop = size[0] if size[0] == size[1] else size
   decode = 'decode' if source.channels == 3 else f'decode({source.channels})'
   levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']

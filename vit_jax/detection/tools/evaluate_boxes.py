@@ -74,7 +74,7 @@ def _evaluator(args, loaded, data: dict, out: Path | None, mesh):
   names = loaded.class_names or evaluate.names_of_run(args.source)
   classes = class_match.Classes(names, loaded.model.num_classes)
   evaluator = coco.Coco(mesh, lambda: None, classes, data=data)
-  source.check_images(loaded, evaluator.batches)
+  loaded.check_shape(evaluator.batches.spec['image'].shape[1:], data['pp'])
   return evaluator
 
 
