@@ -39,9 +39,8 @@ PLOTS = ['matplotlib>=3.8']
 DETECTION = ['pycocotools>=2.0.11']  # COCO's metric, and masks of objects
 HUB = ['huggingface_hub>=0.30']
 HEIF = ['pillow-heif>=0.22']  # HEIC, in which telephones store photographs
-# Material gets critical fixes only (until 2027-05-05, it says). Zensical, which follows it,
-# reads mkdocs.yml, but as of 0.0.73 it knows no hooks, and mkdocstrings in part.
-DOCS = ['mkdocs-material>=9.7', 'mkdocstrings-python>=2.0']
+# Material gets critical fixes only (until 2027-05-05, it says); Zensical reads mkdocs.yml.
+DOCS = ['mkdocs-material>=9.7']
 # gcsfs brings fsspec and aiohttp, which files.py imports; it and Orbax open gs:// with etils.
 GCS = ['gcsfs>=2026.10', 'fsspec', 'aiohttp', 'etils[epath]>=1.15']
 

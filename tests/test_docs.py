@@ -1,17 +1,13 @@
 """The documentation and the code name the same things; links lead somewhere.
 
-The pages are read as text: `make docs` builds them, strictly.
+The pages are read as text: `make docs` builds them, strictly; docs/generate.py fills the
+reference.
 """
 
 import ast
-import contextlib
-import functools
-import importlib
 import inspect
-import io
 import itertools
 import re
-import runpy
 import shlex
 import sys
 
@@ -19,6 +15,7 @@ import pytest
 
 import vit_jax
 from tests.support import documents
+from tests.support.documents import generate
 from vit_jax import config, errors, models, optim, tune
 from vit_jax.__main__ import COMMANDS
 from vit_jax.data import sources
@@ -32,20 +29,8 @@ WORDS = {'NUMBER': '19167', 'SOURCE': 'ViT-B_16.npz', 'NAME': 'mine', 'RUN': 'ru
 
 
 def rendered(page: str) -> list[str]:
-  """Returns the names whose docstrings mkdocstrings puts on a page of the reference."""
-  return re.findall(r'^::: (\S+)$', documents.text(REFERENCE / page), re.M)
-
-
-def found(name: str):
-  """Returns the object of a dotted name."""
-  parts = name.split('.')
-  for i in range(len(parts), 0, -1):
-    with contextlib.suppress(ModuleNotFoundError):
-      thing = importlib.import_module('.'.join(parts[:i]))
-      for part in parts[i:]:
-        thing = getattr(thing, part)
-      return thing
-  raise LookupError(name)
+  """Returns the names whose docstrings are on a page of the reference."""
+  return re.findall(r'^<!-- python: (\S+) -->$', documents.text(REFERENCE / page), re.M)
 
 
 # --- pages and links ----------------------------------------------------------------
@@ -85,6 +70,14 @@ def test_the_readme_is_short_with_a_small_picture():
 # --- names --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize('page', generate.PAGES, ids=lambda page: page.stem)
+def test_the_reference_is_what_the_code_says(page):
+  if page.stem == 'commands' and sys.version_info < (3, 13):
+    pytest.skip('older versions of argparse wrap a usage elsewhere')
+  text = documents.text(page)
+  assert generate.page(text) == text, 'stale: run python docs/generate.py'
+
+
 def test_the_reference_has_every_public_function():
   public = {
     f'vit_jax.{name}' for name, x in vars(vit_jax).items() if inspect.isfunction(x)
@@ -98,11 +91,11 @@ def test_what_the_reference_shows_exists_and_says_something(page):
   names = rendered(page)
   assert names
   for name in names:
-    assert inspect.getdoc(found(name)), f'{page}: {name} has no docstring'
+    assert inspect.getdoc(generate.thing(name)), f'{page}: {name} has no docstring'
 
 
 def test_the_reference_has_all_that_a_config_may_name():
-  shown = {id(found(name)) for page in ('python.md', 'config.md', 'ops.md')
+  shown = {id(generate.thing(name)) for page in ('python.md', 'config.md', 'ops.md')
            for name in rendered(page)}  # fmt: skip
   assert {id(models.family(name).model) for name in models.MODELS} <= shown
   registry.parse('decode')  # registers all
@@ -161,19 +154,6 @@ def commands(path) -> list[list[str]]:
   return [shlex.split(re.sub(r'[][]', ' ', match[1])) for match in matches]
 
 
-@functools.cache
-def help_of(command: str, *what: str) -> str:
-  """Returns what `vit_jax COMMAND [WHAT] --help` prints."""
-  out, module = io.StringIO(), COMMANDS[command][0]
-  with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
-    patch.setattr(sys, 'argv', [command, *what, '--help'])
-    for name in (module, f'{module}.__main__'):  # runpy warns of modules imported
-      patch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(SystemExit, match='0'):
-      runpy.run_module(module, run_name='__main__', alter_sys=True)
-  return out.getvalue()
-
-
 @pytest.mark.parametrize('path', documents.DOCUMENTS, ids=documents.name)
 def test_commands_are_those_of_the_program(path):
   for command, *words in commands(path):
@@ -181,7 +161,9 @@ def test_commands_are_those_of_the_program(path):
     # Each data set or figure has options of its own; NAME stands for any of them.
     kinds = words[0].split('|') if command in ('prepare', 'figures') else ()
     kinds = [kind for kind in kinds if kind != 'NAME']
-    known = ''.join(help_of(command, kind) for kind in kinds) or help_of(command)
+    known = ''.join(
+      generate.help_of(f'{command} {kind}') for kind in kinds
+    ) or generate.help_of(command)
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=''):
       flag, _, value = word.partition('=')
       if flag.startswith('--config.'):

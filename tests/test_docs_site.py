@@ -46,7 +46,4 @@ def test_every_page_was_built():
   for page in documents.PAGES:
     path = SITE / page.relative_to(documents.DOCS).with_suffix('.html')
     text = path.read_text(encoding='utf-8')
-    assert '<!-- help:' not in text
-    assert '<!-- config:' not in text
-    assert ':::' not in text
     assert str(documents.ROOT) not in text  # a path of the machine that built it

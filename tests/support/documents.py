@@ -1,5 +1,6 @@
 """The README and the pages of docs/: blocks, prose, anchors."""
 
+import importlib.util
 import re
 import unicodedata
 from pathlib import Path
@@ -8,6 +9,9 @@ from tests.support import ROOT
 
 DOCS = ROOT / 'docs'
 PAGES = sorted(DOCS.rglob('*.md'))
+_spec = importlib.util.spec_from_file_location('generate', DOCS / 'generate.py')
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
 DOCUMENTS = [ROOT / 'README.md', *PAGES]
 
 
