@@ -154,7 +154,7 @@ def _summary(value) -> str:
   return ' '.join(inspect.getdoc(value).partition('\n\n')[0].split())
 
 
-def _code(text: str, language: str = 'python') -> str:
+def _code(text: str, language: str = 'py') -> str:
   return f'```{language}\n{text}\n```'
 
 
