@@ -183,3 +183,10 @@ def test_wrong_sources(source, options, facts):
 
 def test_fingerprint_separates_its_parts():
   assert base.fingerprint(['ab', 'c']) != base.fingerprint(['a', 'bc'])
+
+
+def test_a_folder_with_the_name_of_bundled_data(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'digits').mkdir()
+  with pytest.raises(UserError, match="'folder:digits'"):
+    sources.build('digits', 'train')

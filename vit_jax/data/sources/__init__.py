@@ -108,6 +108,11 @@ def _scheme(source: str) -> tuple[str, str]:
     raise UserError(f'data.source is {source!r}: expected one of {_forms()}.')
   scheme, colon, target = source.partition(':')
   if scheme in SOURCES:
+    if not colon and scheme not in TARGETS and os.path.isdir(source):
+      raise UserError(
+        f'Source {source!r} is bundled data, and a folder here: write '
+        f"'folder:{source}' for the folder, or rename it."
+      )
     return scheme, target
   if os.path.isdir(os.path.expanduser(source)):
     return 'folder', source
