@@ -49,7 +49,9 @@ def write(folder: pathlib.Path) -> None:
     block, _, number = name.removesuffix('.lambda1').rpartition('.layer_scale')
     last = {'1': 'attention.output.dense', '2': 'mlp.fc2'}[number]
     gamma = tensors.pop(name)
-    tensors[f'{block}.{last}.weight'] = tensors[f'{block}.{last}.weight'] * gamma[:, None]
+    tensors[f'{block}.{last}.weight'] = (
+      tensors[f'{block}.{last}.weight'] * gamma[:, None]
+    )
     tensors[f'{block}.{last}.bias'] = tensors[f'{block}.{last}.bias'] * gamma
   grid = positions.reshape(1, -1, of_class.shape[-1])
   tensors['embeddings.position_embeddings'] = np.concatenate(
