@@ -65,4 +65,4 @@ def test_there_are_examples():
   assert len(BLOCKS) >= 6
   for block in BLOCKS:
     lines = [line for line in block.values[0].splitlines() if line.strip()]
-    assert len(lines) <= 6
+    assert len(lines) <= 10
