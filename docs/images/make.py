@@ -217,7 +217,7 @@ def figures():
   for name, more in (
     ('rollout', [*photos, '--overlay', 'heat', '--resolution', '448']),
     ('distance', photos),
-    ('posemb', []),
+    ('posemb', ['--resolution', '224']),
     ('filters', []),
   ):
     command = [
