@@ -11,7 +11,7 @@ import pytest
 from tests.support import naming, tiny_models
 from vit_jax import models, trees
 from vit_jax.detection.models import pyramid
-from vit_jax.tools.inspect import flops
+from vit_jax.train import flops
 
 DETR = models.family('detr').tiny[0]
 SWIN = models.family('fpn').tiny[0]['backbone']

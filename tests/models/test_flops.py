@@ -5,7 +5,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
 from vit_jax.kernels import tpu_attention, tpu_layer_norm
-from vit_jax.tools.inspect import flops
+from vit_jax.train import flops
 
 
 def shape(*sizes):

@@ -3,8 +3,8 @@
 import pytest
 
 from vit_jax import models, trees, tune
-from vit_jax.tools.inspect import flops
 from vit_jax.tools.inspect.model import Cost, cost
+from vit_jax.train import flops
 
 JFT = 303e6  # images
 

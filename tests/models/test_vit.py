@@ -11,7 +11,7 @@ from tests.support import naming
 from tests.support.abstract import abstract_params
 from vit_jax import models, trees
 from vit_jax.nn.positions import sincos2d
-from vit_jax.tools.inspect import flops
+from vit_jax.train import flops
 
 # Of google-research/vision_transformer; the MAP heads of big_vision. 1000 classes, 224.
 COUNTS = {

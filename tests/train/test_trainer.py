@@ -1,5 +1,6 @@
 """A Trainer alone: the noun of runs, benchmarks and notebooks."""
 
+import functools
 import re
 from unittest import mock
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support import naming
 from vit_jax import errors, losses, sharding, trees
-from vit_jax.train import runtime
+from vit_jax.train import flops, runtime
 from vit_jax.train.trainer import Trainer
 
 SPEC = {
@@ -69,3 +70,25 @@ def test_a_loss_of_another_shape_is_refused(monkeypatch):
   config = {**CONFIG, 'task': {'name': 'classify', 'loss': 'mean'}}
   with pytest.raises(errors.UserError, match=naming('config.task', "'mean'", (), (2,))):
     Trainer(config, SPEC, sharding.make_mesh())
+
+
+def test_utilisation_is_the_share_of_the_peak(monkeypatch):
+  mesh = sharding.make_mesh(2, 4)
+  with jax.set_mesh(mesh):
+    trainer = Trainer(CONFIG, SPEC, mesh)
+    assert trainer.utilisation() is None  # the peak of a CPU is unknown
+    monkeypatch.setitem(runtime.PEAKS, 'cpu', 1e9)
+    share = trainer.utilisation(images_per_s=100)
+    variables = {'params': trainer.abstract_params}
+    apply = functools.partial(trainer.model.apply, features=False)  # as in a step
+    forward = flops.count(apply, variables, SPEC['image'])
+  # The backward pass has two products for each of the forward pass.
+  assert share == pytest.approx(3 * forward / 8 * 100 / (8 * 1e9))
+
+
+@pytest.mark.parametrize(
+  ('kind', 'peak'),
+  [('TPU v5 lite', 197e12), ('TPU v5p', 459e12), ('NVIDIA H100 80GB HBM3', 989e12)],
+)
+def test_peaks_go_by_the_longest_name(kind, peak):
+  assert runtime.peak(mock.Mock(device_kind=kind)) == peak

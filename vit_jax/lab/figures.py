@@ -14,9 +14,8 @@ from vit_jax.errors import UserError, choose
 from vit_jax.evaluators import declared
 from vit_jax.lab import published, table
 from vit_jax.tools.figures.drawn import Drawn
-from vit_jax.tools.inspect import flops
 from vit_jax.tools.inspect.model import cost
-from vit_jax.train import metrics, status
+from vit_jax.train import flops, metrics, status
 from vit_jax.weights import runs as run_weights
 
 _COLUMNS = ('source', 'name', 'x', 'accuracy', 'std', 'runs', 'metric')

@@ -74,7 +74,7 @@ class Subject:
     import jax
 
     from vit_jax import models, tune
-    from vit_jax.tools.inspect import flops
+    from vit_jax.train import flops
 
     self.name, self.dtype, self.size = name, dtype, size
     family, variant, own = models.parse_name(name)
@@ -146,7 +146,7 @@ class Step:
           images = pipeline.scale_on_device(batch)['image']
           return variables, subject.logits(variables, images)
 
-        lowered = runtime.lowered(forward, shapes, spec, mesh)
+        lowered = runtime.traced(forward, shapes, spec, mesh).lower()
       self._program = lowered.compile(runtime.options())
       self.compile_s = time.perf_counter() - start
       self.memory = runtime.memory(self._program)['bytes']

@@ -16,12 +16,13 @@ from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
 class Loop:
   """Steps a state to the end of its run, and records, evaluates and saves it."""
 
-  def __init__(self, config, workdir, state, task, checkpoints, evals, stop):
+  def __init__(self, config, workdir, state, task, checkpoints, evals, stop, mfu=None):
+    """Opens the record; `mfu` is the share of the devices' peak at one image a second."""
     self.config, self.workdir, self.state = config, workdir, state
     self.task, self.checkpoints, self.evals, self.stop = task, checkpoints, evals, stop
     self.total = config['resolved']['total_steps']
     self.step = int(state.step)
-    self.record = Record(config, workdir, self.step)
+    self.record = Record(config, workdir, self.step, mfu)
     self.early = ''  # why the run stops before its end
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     self.pending: deque = deque()  # (step, metrics) not yet looked at
@@ -37,7 +38,8 @@ class Loop:
           if self.stop.should_stop():
             raise Preempted('Stopped.')
           profile()
-          self.state, values = step_fn(self.state, next(batches))
+          with jax.profiler.StepTraceAnnotation('train', step_num=self.step):
+            self.state, values = step_fn(self.state, next(batches))
           self.step += 1
           self.pending.append((self.step, values))
           self._observe(MAX_IN_FLIGHT)

@@ -32,8 +32,13 @@ class Record:
     rows: all rows of the file, also those from before the run was resumed.
   """
 
-  def __init__(self, config: dict, workdir: Path, step: int):
-    """Opens the record of a run at `step`, without rows and events past it."""
+  def __init__(self, config: dict, workdir: Path, step: int, mfu: float | None = None):
+    """Opens the record of a run at `step`, without rows and events past it.
+
+    Args:
+      mfu: the share of the devices' peak at one image a second; None: unknown.
+    """
+    self._mfu = mfu
     self._total = config['resolved']['total_steps']
     self._batch_size, self._evals = config['data']['batch_size'], config['evals']
     self._best = config.get('checkpoint', {}).get('best')
@@ -101,7 +106,10 @@ class Record:
     before, start = self._row
     per_step = max(time.perf_counter() - start, 1e-9) / max(step - before, 1)
     speed = self._batch_size / per_step
-    self.write(step, {**row, f'{TIME}images_per_s': speed, **self._clock()})
+    row[f'{TIME}images_per_s'] = speed
+    if self._mfu:
+      row[f'{TIME}mfu'] = speed * self._mfu
+    self.write(step, row | self._clock())
     self._row = step, time.perf_counter()  # not the time of writing
     text = f'loss {row["train/loss"]:.4f}  {speed:,.0f} images/s'
     self._bar.set_postfix_str(text, refresh=False)

@@ -113,7 +113,8 @@ def train(
       workdir, int(state.step), command, params, abstract.params, temp_bytes, fused
     )
     del source, initial  # the state has its own copy
-    loop = Loop(config, workdir, state, trainer.task, saved, evals, stop)
+    mfu = trainer.utilisation()
+    loop = Loop(config, workdir, state, trainer.task, saved, evals, stop, mfu)
     stack.callback(loop.record.close)
     batches = enter(contextlib.closing(data.iterate(loop.step)))
     return loop.run(step, sharding.prefetch(batches, mesh))

@@ -20,6 +20,21 @@ _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_RED
 MAX_IN_FLIGHT = 2
 # Steps after the first that a profile begins and ends at: compiled, warmed up.
 PROFILED = (3, 8)
+# Operations a second in bfloat16 products, by the vendors; a device of v2 and v3 is a core.
+PEAKS = {
+  'TPU v2': 22.5e12,
+  'TPU v3': 61.5e12,
+  'TPU v4': 275e12,
+  'TPU v5 lite': 197e12,
+  'TPU v5e': 197e12,
+  'TPU v5': 459e12,
+  'TPU v5p': 459e12,
+  'TPU v6 lite': 918e12,
+  'TPU v6e': 918e12,
+  'NVIDIA A100': 312e12,
+  'NVIDIA H100': 989e12,
+  'NVIDIA H200': 989e12,
+}
 SMALLER = (
   'Try a smaller config.data.batch_size, smaller images, config.optim.accum=2 or more, '
   "config.model.remat='full', config.model.dtype='bfloat16', or more devices with "
@@ -43,8 +58,8 @@ def enable_compilation_cache() -> None:
   jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
-def lowered(step, abstract, spec, mesh):
-  """Returns the lowered step: state donated and placed, batch split, metrics on all.
+def traced(step, abstract, spec, mesh):
+  """Returns the traced step: state donated and placed, batch split, metrics on all.
 
   Args:
     abstract: the state, see `sharding.abstract`.
@@ -56,7 +71,13 @@ def lowered(step, abstract, spec, mesh):
   placed = jax.tree.map(lambda x: x.sharding, abstract)
   out_shardings = (placed, sharding.replicated(mesh))
   jitted = jax.jit(step, donate_argnums=0, out_shardings=out_shardings)
-  return jitted.lower(abstract, batch)
+  return jitted.trace(abstract, batch)
+
+
+def peak(device) -> float | None:
+  """Returns the entry of PEAKS for a device; None: it has none."""
+  names = [name for name in PEAKS if device.device_kind.startswith(name)]
+  return PEAKS[max(names, key=len)] if names else None
 
 
 def memory(program) -> dict[str, int]:

@@ -7,6 +7,7 @@ A run, a benchmark, an inspection of memory and a notebook all start here:
   state, metrics = step(state, batch)
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ import jax
 from vit_jax import models, optim, sharding, tasks, trees, tune
 from vit_jax.check import reported
 from vit_jax.errors import OutOfMemory
-from vit_jax.train import runtime
+from vit_jax.train import flops, runtime
 from vit_jax.train.state import State, init_state
 from vit_jax.train.step import make_step
 
@@ -98,9 +99,27 @@ class Trainer:
     lowered = jax.jit(self._init, out_shardings=placed).lower(self._init_key, initial)
     return lowered.compile(options)(self._init_key, initial)
 
+  def trace(self):
+    """Traces the step: state donated and placed, batch split, metrics on all devices."""
+    return runtime.traced(self.step, self.abstract_state, self.spec, self.mesh)
+
   def lower(self):
-    """Lowers the step: state donated and placed, batch split, metrics on all devices."""
-    return runtime.lowered(self.step, self.abstract_state, self.spec, self.mesh)
+    """Lowers the traced step."""
+    return self.trace().lower()
+
+  def utilisation(self, images_per_s: float = 1.0) -> float | None:
+    """Share of the devices' `runtime.PEAKS` that the products of a step take (MFU).
+
+    Products that the backward pass repeats (`model.remat`) count, too. None: the peak or
+    the number of operations is unknown.
+    """
+    if (peak := runtime.peak(self.mesh.devices.flat[0])) is None:
+      return None
+    with contextlib.suppress(NotImplementedError):
+      batch = self.spec['image'].shape[0]
+      operations = flops.of_jaxpr(self.trace().jaxpr.jaxpr)
+      return operations / batch * images_per_s / (peak * self.mesh.size)
+    return None
 
   def compile(self):
     """Compiles the step and prints the memory it needs; OutOfMemory if it cannot fit."""

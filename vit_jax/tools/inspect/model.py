@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 
 from vit_jax import models, trees
-from vit_jax.tools.inspect import flops
+from vit_jax.train import flops
 from vit_jax.weights import adapt
 from vit_jax.weights import zoo as weights_zoo
 

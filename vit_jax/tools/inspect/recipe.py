@@ -15,9 +15,8 @@ from vit_jax.data.features import Feature, LabelFeature, own_classes
 from vit_jax.data.ops import arguments, registry
 from vit_jax.errors import UserError
 from vit_jax.registry import Registry
-from vit_jax.tools.inspect import flops
 from vit_jax.tools.inspect.model import cost
-from vit_jax.train import runtime, schema
+from vit_jax.train import flops, runtime, schema
 from vit_jax.train.trainer import Trainer
 from vit_jax.weights import complete, from_section, zoo
 
