@@ -10,7 +10,8 @@ import pytest
 from tests.support import GOLDEN, commands, naming, runs
 from vit_jax import models
 from vit_jax.tools.inspect import __main__ as inspect
-from vit_jax.train import flops, model, recipe, source
+from vit_jax.tools.inspect import model, recipe, source
+from vit_jax.train import flops
 from vit_jax.train.workdir import lock
 from vit_jax.weights import zoo
 

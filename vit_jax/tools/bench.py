@@ -67,7 +67,7 @@ class Subject:
     name: such as 'vit:B/16'. dtype: of compute. size: (H, W) of the images.
     section, tune: of a config.
     params: number of parameters, with those that tuning adds.
-    flops: of the forward pass of one image, see `inspect.flops`.
+    flops: of the forward pass of one image, see `train.flops`.
   """
 
   def __init__(self, name: str, dtype: str, size, fields: dict, section: dict):
