@@ -190,7 +190,7 @@ def test_if_one_part_has_several_labels_all_have(tmp_path):
   [
     ([], ('data.source', 'empty')),
     (['digits'], ('data.source[0]', "'digits'", 'section')),
-    ([{'split': 'train'}], ('data.source[0]', "'source'")),
+    ([{'split': 'train'}], ('data.source[0]', 'lacks source')),
     ([noise(3), noise(3, wieght=1)], ('data.source[1].wieght', 'weight')),
     ([noise(3, 1), noise(3)], ('data.source[1]', 'weight')),
     ([noise(3, 0)], ('data.source[0]', 'weight=0')),

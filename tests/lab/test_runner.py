@@ -49,7 +49,7 @@ def test_runs_are_planned_seed_by_seed(tmp_path):
   [
     ({'model.depht': 3}, ('depht', 'depth')),
     ({'model.posemb': 'nome'}, ("'nome'", 'none')),
-    ({'model.patch_size': (3, 3)}, ('3x3', '16x16')),
+    ({'model.patch_size': (32, 32)}, ('32x32', '16x16')),
     ({'model.num_heads': 5}, ('num_heads', 5)),
     ({'optim.schedule.warmup': 500}, ('warmup', 500)),
     ({'model': dict(name='bit', width=48)}, (48, 32)),

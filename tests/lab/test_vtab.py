@@ -153,7 +153,7 @@ def test_set_overrides_the_protocol(grid):
   ('argv', 'facts'),
   [
     (['--tasks', 'pet'], ('pet', 'pets', 'natural')),
-    (['--protocol', 'bit', '--resolution', '30'], ('--resolution', '30x30', '8x8')),
+    (['--protocol', 'bit', '--resolution', '6'], ('--resolution', '6x6', '8x8')),
     # The benchmark fixes these, for training and evaluation.
     (['--set', 'data.split=test'], ('data.split', 'sweep')),
     (['--set', 'data.source=digits'], ('data.source', '--tasks')),

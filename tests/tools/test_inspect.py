@@ -239,7 +239,7 @@ def test_a_killed_run_is_interrupted(capsys, short_run, tmp_path):
   [
     (['vit:X/16'], ("'X/16'", 'B/16')),
     (['vti:B/16'], ("'vti'", 'vit')),
-    (['vit:B/16', '--resolution', '225'], ('225x225', '16x16')),
+    (['vit:B/16', '--resolution', '12'], ('12x12', '16x16')),
     (['vit:B/16', '--set', 'clasifier=map'], ('clasifier', '"classifier"')),
     ([], ('model', '--config')),
     (['runs/nothing'], ('runs/nothing', '--config')),

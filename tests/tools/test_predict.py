@@ -144,7 +144,7 @@ ERRORS = [
     (SOURCE, '{folder}', '--pp', 'decode|resize(8)|value_range(-1, 1)'),
     ('(8, 8, 3)', '(32, 32, 3)'),
   ),
-  ((SOURCE, '{folder}', '--resolution', '33'), ('33x33', '8x8')),
+  ((SOURCE, '{folder}', '--resolution', '6'), ('6x6', '8x8')),
   ((SOURCE, '{folder}', '--layer', 'block01'), ('--layer', '--features')),
   ((SOURCE, '{folder}', '--threshold', '0.5'), ('--threshold', 'detectors', SOURCE)),
 ]

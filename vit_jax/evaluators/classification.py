@@ -144,7 +144,7 @@ class Classification(OneSplit):
     sums = {
       'top1': total(right[:, 0]),
       'top5': total(right.any(-1)),
-      'loss': total(self.loss_fn(logits, targets.astype(jnp.float32))),
+      'loss': total(self.loss_fn(logits, weights)),
       'examples': total(1),
       'bad_logits': total(~finite),
       'read': (batch['mask'] > 0).sum(dtype=jnp.float32),
