@@ -50,6 +50,7 @@ def test_nobody_reads_on(lines, how):
       74,
       "error: .*'a.npz'.*",
     ),
+    (OSError(errno.ENAMETOOLONG, 'too long', 'a' * 5000), 2, r'error: .*aaa\.\.\.\.'),
   ],
 )
 def test_an_error_is_one_line(error, code, line, capsys):

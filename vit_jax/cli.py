@@ -1,6 +1,7 @@
 """Common parts of all commands: one line per error, exit codes, arguments, JSON."""
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from vit_jax.errors import (
   UserError,
   did_you_mean,
   disk_is_full,
+  one_line,
   printable,
 )
 
@@ -142,6 +144,9 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     print(f'{prefix}{printable(error, keep=chr(10))}', file=sys.stderr)
     return error.exit_code
   except OSError as error:
+    if error.errno == errno.ENAMETOOLONG:
+      print(f'error: No such path: {one_line(error.filename, 80)}.', file=sys.stderr)
+      return UserError.exit_code
     if not disk_is_full(error):
       raise
     print(f'error: Disk full: {error}. Make room and run it again.', file=sys.stderr)
