@@ -2,7 +2,7 @@
 
   pip download --no-deps scikit-image && unzip -q scikit_image-*.whl -d ski
   python docs/images/dinov2.py dinov2         # see there: a trained ViT-S/14
-  make train ARGS=--workdir=runs/digits       # for `curves`
+  (docs/tutorials/finetune.md trains runs/lora, for `curves`)
   python docs/images/make.py [NAME...]
 
 Photographs of scikit-image: astronaut (NASA, public domain), chelsea (Stéfan van der Walt,
@@ -196,13 +196,11 @@ def orders():
 
 
 def curves():
-  """Loss and accuracy of the main job, from its metrics.jsonl."""
-  lines = pathlib.Path('runs/digits/metrics.jsonl').read_text().splitlines()
+  """Loss and accuracy of the fine-tuning of docs/tutorials/finetune.md."""
+  lines = pathlib.Path('runs/lora/metrics.jsonl').read_text().splitlines()
   rows = [json.loads(line) for line in lines]
   figure, axes = plt.subplots(1, 2, figsize=(7, 2.4))
-  for ax, names in zip(
-    axes, (('train/loss', 'test/loss'), ('test/top1',)), strict=True
-  ):
+  for ax, names in zip(axes, (('train/loss', 'val/loss'), ('val/top1',)), strict=True):
     for name in names:
       points = [(row['step'], row[name]) for row in rows if name in row]
       ax.plot(*zip(*points, strict=True), label=name)
