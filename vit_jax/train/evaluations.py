@@ -61,11 +61,19 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
         **section, mesh=mesh, check_stop=check_stop, model=model
       )
     evaluations[name] = Evaluation(evaluator, every, use_ema)
-    if hasattr(evaluator, 'batches'):
-      print(f'  {name}:', *evaluator.batches.describe(), flush=True)
-      if note := getattr(evaluator, 'note', ''):
-        print(f'  {name}: {note}', flush=True)
   return evaluations
+
+
+def describe(evaluations: dict[str, Evaluation]) -> list[str]:
+  """Returns lines on the data of the evaluations that have a split of their own."""
+  lines = []
+  for name, evaluation in evaluations.items():
+    if batches := getattr(evaluation.evaluator, 'batches', None):
+      note = getattr(evaluation.evaluator, 'note', '')
+      lines += [
+        f'{name}: {line}' for line in (' '.join(batches.describe()), note) if line
+      ]
+  return lines
 
 
 def class_names(config: dict) -> list[str] | None:

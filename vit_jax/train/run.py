@@ -5,7 +5,6 @@ the mathematics of one step, `schema` the config.
 """
 
 import contextlib
-import io
 import os
 from pathlib import Path
 
@@ -78,14 +77,16 @@ def train(
         print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
     evals = evaluations.build(config, workdir, mesh, stop)
-    source = None
+    source, lines = None, []
     if config['weights'] and not resumes:  # a run that resumes has its own parameters
-      config, source = _open_weights(config)
+      config, source, lines = _open_weights(config)
     # Data is opened first, since weights may be large, and again if they want other pixels.
     if any(config[key] != opened[key] for key in ('data', 'evals')):
-      with contextlib.redirect_stdout(io.StringIO()):
-        data = _open_data(config, workdir, mesh)
-        evals = evaluations.build(config, workdir, mesh, stop)
+      data = _open_data(config, workdir, mesh)
+      evals = evaluations.build(config, workdir, mesh, stop)
+    described = [f'train: {line}' for line in data.describe()]
+    described += [*evaluations.describe(evals), *lines]
+    print('Data:', *described, sep='\n  ', flush=True)
 
     trainer = Trainer(config, data.spec, mesh, data.on_device)
     any_size = trainer.family.any_size(models.fields_of(trainer.model))
@@ -150,7 +151,7 @@ def _check_files(workdir: Path) -> None:
 
 
 def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
-  """Returns the training batches, the same for all processes; prints their description."""
+  """Returns the training batches, the same for all processes."""
   section = config['data']
   divisor = sharding.batch_divisor(mesh) * config['optim'].get('accum', 1)
   if section['batch_size'] % divisor:
@@ -173,9 +174,6 @@ def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
       f'{jax.process_index()} has {data.num_examples:,} examples, fingerprint '
       f'{data.fingerprint}. Give all of them the same files and packages.'
     )
-  print(
-    'Data:', *(f'train: {line}' for line in data.describe()), sep='\n  ', flush=True
-  )
   return data
 
 
@@ -217,15 +215,13 @@ def _open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
   return checkpoints.Checkpoints(workdir / 'checkpoints', **section, **options)
 
 
-def _open_weights(config: dict) -> tuple[dict, weights.Source]:
-  """Returns (config with the model and the pixels of the weights, the weights)."""
+def _open_weights(config: dict) -> tuple[dict, weights.Source, list[str]]:
+  """Returns (config with the model and pixels of the weights, they, lines on pixels)."""
   source = weights.from_section(**config['weights'])
   model = {} if 'name' in config['model'] else weights.complete({}, source)
   pixels = pipelines.stated(source)
   config, lines = pipelines.filled(schema.with_model(config, model), pixels)
-  for line in lines:
-    print(f'  {line}', flush=True)
-  return config | {'resolved': config['resolved'] | {'pixels': pixels}}, source
+  return config | {'resolved': config['resolved'] | {'pixels': pixels}}, source, lines
 
 
 def _from_weights(source, model, config, frozen) -> dict:
