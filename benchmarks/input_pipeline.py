@@ -73,7 +73,7 @@ def make_images(folder: pathlib.Path, number: int) -> None:
 def ours(folder: pathlib.Path, pp: str, batch: int, batches: int):
   """Returns a function that reads some batches by our pipeline."""
   pp = f'{pp}|value_range(-1, 1)'
-  data = pipeline.train(f'folder:{folder}', 'train', pp, batch, host=0, hosts=1)
+  data = pipeline.TrainBatches(f'folder:{folder}', 'train', pp, batch, host=0, hosts=1)
 
   def read():
     with contextlib.closing(data.iterate()) as iterator:

@@ -24,26 +24,27 @@ MODULES = sorted(
 )
 
 # Lines of .py, .js, .css and .html in each room: (at most now, the goal). The first number
-# only falls: to raise one, lower another in the same commit. A room of a ring holds all
-# that the ring has for it.
+# is rounded up to the next 20, so that a small fix needs no cut elsewhere, and only falls:
+# to raise one, lower another in the same commit. A room of a ring holds all that the ring
+# has for it.
 BUDGET = {
-  'models': (2_112, 2_000),
-  'nn': (1_403, 1_450),
-  'kernels': (1_296, 1_300),
-  ('optim', 'tasks', 'tune'): (1_782, 1_900),
-  'data': (5_495, 5_000),
-  'weights': (4_146, 3_900),
-  'evaluators': (1_712, 1_400),
-  'checkpoint': (787, 800),
-  'train': (2_681, 2_000),
-  'explain': (964, 900),
-  'tools': (4_266, 3_800),
-  'detection': (3_830, 3_300),
-  'lab': (2_915, 2_900),
-  'modules': (2_401, 1_400),  # the modules at the top of vit_jax/, and imagenet/
+  'models': (2_140, 2_000),
+  'nn': (1_420, 1_450),
+  'kernels': (1_300, 1_300),
+  ('optim', 'tasks', 'tune'): (1_800, 1_900),
+  'data': (5_500, 5_000),
+  'weights': (4_160, 3_900),
+  'evaluators': (1_720, 1_400),
+  'checkpoint': (800, 800),
+  'train': (2_700, 2_000),
+  'explain': (980, 900),
+  'tools': (4_280, 3_800),
+  'detection': (3_840, 3_300),
+  'lab': (2_920, 2_900),
+  'modules': (2_420, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
-TOTAL = (35_790, 32_000)
-ELSEWHERE = {'configs': (1_659, 1_700), 'tests': (27_467, 22_000)}
+TOTAL = (35_850, 32_000)
+ELSEWHERE = {'configs': (1_660, 1_700), 'tests': (27_500, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.

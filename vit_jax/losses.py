@@ -49,20 +49,26 @@ LOSSES = Registry(
 def check(where: str, text: str, _) -> None:
   """Checks the text 'NAME' or 'NAME(option=value)' of a loss: a rule of `vit_jax.check`."""
   with reported(where):
-    name, args, options = parse_call(text)
+    name, options = _parse(text)
     signature = LOSSES.signature(name)
-    if args:
-      raise ValueError(f'write the options of {text!r} as {name}(option=value)')
   bind(f'{where} {name}', options, signature)
+
+
+def _parse(text: str) -> tuple[str, dict]:
+  name, args, options = parse_call(text)
+  if args:
+    raise ValueError(f'write the options of {text!r} as {name}(option=value)')
+  return name, options
 
 
 def build(text: str, num_classes: int) -> Callable:
   """Returns the loss `(logits, targets) -> [B]` that a text names, its options bound.
 
   Raises:
-    ValueError: for a loss that does not return one number per example.
+    ValueError: for positional options, or a loss that does not return one number per
+      example.
   """
-  name, _, options = parse_call(text)
+  name, options = _parse(text)
   function = LOSSES[name]
   loss = functools.update_wrapper(functools.partial(function, **options), function)
   pair = [jax.ShapeDtypeStruct((2, num_classes), jnp.float32)] * 2

@@ -131,7 +131,7 @@ def global_batch(local: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
 
 def prefetch(batches: Iterator[dict], mesh: Mesh) -> Iterator[dict]:
-  """Yields global batches, the next one already on its way to the devices."""
+  """Yields the global batches of an endless iterator, the next one on its way already."""
   ahead = deque()
   for batch in batches:
     ahead.append(global_batch(batch, mesh))

@@ -113,7 +113,10 @@ def test_splits_of_a_small_data_set(tmp_path, monkeypatch):
   assert images(c['evals']['val']['data']) == list(range(90, 100))
   assert images(final['data']) == list(range(100))
   assert images(final['evals']['val']['data']) == list(range(9))
-  batches = pipeline.train(**c['data']), pipeline.evaluate(**c['evals']['val']['data'])
+  batches = (
+    pipeline.TrainBatches(**c['data']),
+    pipeline.EvalBatches(**c['evals']['val']['data']),
+  )
   for one in batches:
     image = next(iter(one.iterate()))['image']
     assert (image.shape, image.dtype) == ((4, 32, 32, 3), np.uint8)

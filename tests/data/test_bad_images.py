@@ -41,9 +41,9 @@ def broken(folder, tmp_path):
 def test_bad_images_are_masked_and_reported(broken, tmp_path, pp):
   root, paths, good = broken
   log = str(tmp_path / 'bad_images.jsonl')
-  batches = pipeline.train(str(root), 'train', pp, 13, bad_log=log)
+  batches = pipeline.TrainBatches(str(root), 'train', pp, 13, bad_log=log)
   result = take(batches.iterate(), 6)  # two epochs
-  expected = take(pipeline.train(str(good), 'train', pp, 13).iterate(), 6)
+  expected = take(pipeline.TrainBatches(str(good), 'train', pp, 13).iterate(), 6)
   assert sum((batch['mask'] == 0).sum() for batch in result) == 2 * 5
   for a, b in zip(result, expected, strict=True):
     fine = a['mask'] == 1
@@ -58,8 +58,8 @@ def test_bad_images_are_masked_and_reported(broken, tmp_path, pp):
   assert reasons[paths[3]] == 'empty file'
   assert all(reasons.values())
   # A restart, and another pipeline, write no path twice.
-  take(pipeline.train(str(root), 'train', pp, 13, bad_log=log).iterate(2), 4)
-  again = pipeline.evaluate(str(root), 'train', pp, 13, bad_log=log)
+  take(pipeline.TrainBatches(str(root), 'train', pp, 13, bad_log=log).iterate(2), 4)
+  again = pipeline.EvalBatches(str(root), 'train', pp, 13, bad_log=log)
   assert sum(batch['mask'].sum() for batch in again.iterate()) == 39 - 5
   assert again.bad_images == 5
   assert bad_images.read_log(log) == lines
@@ -82,10 +82,12 @@ def test_a_line_cut_by_a_kill_costs_no_other(tmp_path):
 def test_a_batch_of_several_chunks_is_that_of_one(broken, monkeypatch):
   root, *_ = broken
   args = str(root), 'train', FOLDER, 13
-  whole = take(pipeline.train(*args).iterate(), 3)
+  whole = take(pipeline.TrainBatches(*args).iterate(), 3)
   for chunk in (1, 5):  # chunks of one: some are empty
     monkeypatch.setattr(reader, 'CHUNK', chunk)
-    for a, b in zip(take(pipeline.train(*args).iterate(), 3), whole, strict=True):
+    for a, b in zip(
+      take(pipeline.TrainBatches(*args).iterate(), 3), whole, strict=True
+    ):
       assert a.keys() == b.keys()
       for key in a:
         np.testing.assert_array_equal(a[key], b[key])
@@ -95,11 +97,11 @@ def test_too_many_bad_images_end_the_run(broken, tmp_path):
   root, *_ = broken
   log = str(tmp_path / 'bad_images.jsonl')
   args = (str(root), 'train', FOLDER, 13)
-  batches = pipeline.train(*args, max_bad_fraction=4 / 39, bad_log=log)
+  batches = pipeline.TrainBatches(*args, max_bad_fraction=4 / 39, bad_log=log)
   with pytest.raises(UserError, match=naming(5, 39, 'max_bad_fraction', 4, log)):
     take(batches.iterate(), 3)
   assert len(bad_images.read_log(log)) == 5
-  take(pipeline.train(*args, max_bad_fraction=5 / 39).iterate(), 3)
+  take(pipeline.TrainBatches(*args, max_bad_fraction=5 / 39).iterate(), 3)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_how_many_bad_images_are_accepted(count, expected):
 
 
 def test_ops_that_fail_on_every_image_end_the_run_with_their_reason(folder):
-  batches = pipeline.train(
+  batches = pipeline.TrainBatches(
     str(folder), 'train', 'decode|random_crop(99)|value_range(-1,1)', 13
   )
   with pytest.raises(UserError, match=naming('random_crop', '99x99')):

@@ -77,7 +77,7 @@ def test_parts_of_a_mixture():
     {'source': 'digits', 'classes': UPPER, 'weight': 1},
     {'source': 'digits', 'classes': [0], 'label_offset': 5, 'weight': 1},
   ]
-  data = pipeline.train(parts, 'train', PP, 8)
+  data = pipeline.TrainBatches(parts, 'train', PP, 8)
   assert data.num_classes == 6
   assert all(line.startswith('digits: ') for line in data.describe())
   assert data.class_names == ['5', '6', '7', '8', '9', '0']
@@ -99,7 +99,7 @@ ERRORS = [
 @pytest.mark.parametrize(('source', 'classes', 'facts'), ERRORS)
 def test_what_is_refused(source, classes, facts):
   with pytest.raises(UserError, match=naming(*facts)):
-    pipeline.train(source, 'train', PP, 4, classes=classes)
+    pipeline.TrainBatches(source, 'train', PP, 4, classes=classes)
 
 
 def test_needs_labels_that_are_known(tmp_path):

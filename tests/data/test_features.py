@@ -71,7 +71,9 @@ def boxes(monkeypatch):
 
 def train(kind='encoded', pp=PP):
   pp = pp if kind == 'encoded' else pp.removeprefix('decode|')
-  return pipeline.train(f'boxes:{kind}', 'train', pp, 6, seed=3, max_bad_fraction=1)
+  return pipeline.TrainBatches(
+    f'boxes:{kind}', 'train', pp, 6, seed=3, max_bad_fraction=1
+  )
 
 
 @pytest.mark.parametrize('kind', ['encoded', 'arrays'])

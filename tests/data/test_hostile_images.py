@@ -33,7 +33,7 @@ def check(folder, tmp_path, thorough):
   for i in range(8):
     hostile_images.picture(seed=i).save(root / 'train' / 'fine' / f'{i}.png')
 
-  data = pipeline.evaluate(
+  data = pipeline.EvalBatches(
     f'folder:{root}', 'train', PP, 16, bad_log=log, max_bad_fraction=1.0
   )
   decoded = {

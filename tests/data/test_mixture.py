@@ -88,7 +88,7 @@ def test_every_part_goes_through_its_own_epochs():
 
 
 def test_same_batches_for_any_restart_and_hosts():
-  train = lambda **more: pipeline.train(PARTS, 'train', PP, 12, seed=3, **more)
+  train = lambda **more: pipeline.TrainBatches(PARTS, 'train', PP, 12, seed=3, **more)
   batches = train()
   assert batches.num_examples == 87
   assert batches.num_classes == 87
@@ -101,7 +101,10 @@ def test_same_batches_for_any_restart_and_hosts():
 
 def test_proportions_of_labels():
   labels = np.concatenate(
-    [b['label'] for b in take(pipeline.train(PARTS, 'train', PP, 1024).iterate(), 5)]
+    [
+      b['label']
+      for b in take(pipeline.TrainBatches(PARTS, 'train', PP, 1024).iterate(), 5)
+    ]
   )
   parts = np.digitize(labels, [50, 80])
   assert np.bincount(parts).tolist() == [3584, 1024, 512]
@@ -110,7 +113,7 @@ def test_proportions_of_labels():
     assert times.max() - times.min() <= 1  # whole epochs, and part of one
   # Without weights by size.
   sized = [noise(300), noise(100, label_offset=300)]
-  (batch,) = take(pipeline.train(sized, 'train', PP, 1024).iterate(), 1)
+  (batch,) = take(pipeline.TrainBatches(sized, 'train', PP, 1024).iterate(), 1)
   assert (batch['label'] < 300).sum() == 768
 
 
@@ -157,7 +160,7 @@ def test_encoded_images_keep_their_own_ways(folders, tmp_path):
   ]
   log, pp = str(tmp_path / 'log'), 'decode|resize((4, 8))|value_range(-1, 1)'
   options = {'bad_log': log, 'max_bad_fraction': 1}
-  batches = pipeline.train(parts, 'train', pp, 3 * 1024, **options)
+  batches = pipeline.TrainBatches(parts, 'train', pp, 3 * 1024, **options)
   assert batches.class_names == ['a', 'b']
   (batch,) = take(batches.iterate(), 1)
   assert (batch['mask'] == 0).sum() == 1024
@@ -173,7 +176,7 @@ def test_if_one_part_has_several_labels_all_have(tmp_path):
   labels = np.array([[1, 0, 1], [0, 0, 0]])
   np.savez(tmp_path / 'a.npz', images=np.zeros((2, 3, 3, 3), np.uint8), labels=labels)
   parts = [{'source': f'{tmp_path}/a.npz'}, noise(2, label_offset=3)]
-  batches = pipeline.train(parts, 'train', 'value_range(-1, 1)', 1024)
+  batches = pipeline.TrainBatches(parts, 'train', 'value_range(-1, 1)', 1024)
   assert batches.spec['label'].shape == (1024, 5)
   (batch,) = take(batches.iterate(), 1)
   rows, counts = np.unique(batch['label'], axis=0, return_counts=True)
@@ -205,7 +208,7 @@ def test_if_one_part_has_several_labels_all_have(tmp_path):
 )
 def test_mistakes(parts, facts):
   with pytest.raises(UserError, match=naming(*facts)):
-    pipeline.train(parts, 'train', PP, 4, num_classes=6)
+    pipeline.TrainBatches(parts, 'train', PP, 4, num_classes=6)
 
 
 def test_classes_of_two_names(folders):
@@ -213,7 +216,9 @@ def test_classes_of_two_names(folders):
   args = 'train', 'decode|resize(4)|value_range(-1, 1)', 4
   facts = (0, "'a'", "'b'", b['source'], 'label_offset')
   with pytest.raises(UserError, match=naming(*facts)):
-    pipeline.train([a, b], *args)
-  assert pipeline.train([a, {**b, 'label_offset': 0}], *args).class_names == ['a']
+    pipeline.TrainBatches([a, b], *args)
+  assert pipeline.TrainBatches([a, {**b, 'label_offset': 0}], *args).class_names == [
+    'a'
+  ]
   with pytest.raises(UserError, match=naming(a['source'], 'config.evals')):
-    pipeline.evaluate([a], *args)
+    pipeline.EvalBatches([a], *args)

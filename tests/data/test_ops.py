@@ -364,9 +364,9 @@ def test_a_mistake_is_reported_without_tensorflow():
   code = (
     'import sys\n'
     'from vit_jax.data import pipeline\n'
-    'try: pipeline.train("digits", "train", "reszie(8)", 8)\n'
+    'try: pipeline.TrainBatches("digits", "train", "reszie(8)", 8)\n'
     'except ValueError as e: assert "Did you mean" in str(e)\n'
-    'pipeline.train("digits", "train", "value_range(-1,1)", 8)\n'
+    'pipeline.TrainBatches("digits", "train", "value_range(-1,1)", 8)\n'
     'assert "tensorflow" not in sys.modules\n'
   )
   subprocess.run([sys.executable, '-c', code], check=True, timeout=60)

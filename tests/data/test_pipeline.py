@@ -31,7 +31,7 @@ def test_same_batches_for_any_parallelism_restart_and_hosts(folder, kind):
   args = ('digits', 'train[:100]', DIGITS, 12)
   if kind == 'encoded':
     args = (str(folder), 'train', FOLDER, 12)
-  train = lambda seed=3, **more: pipeline.train(*args, seed=seed, **more)
+  train = lambda seed=3, **more: pipeline.TrainBatches(*args, seed=seed, **more)
   whole = take(train().iterate(), 12)  # several epochs
   assert all(b['mask'].all() for b in whole)
   same(take(train(workers=5).iterate(), 12), whole)
@@ -44,7 +44,7 @@ def test_same_batches_for_any_parallelism_restart_and_hosts(folder, kind):
 
 
 def test_images_are_those_of_the_source():
-  batches = pipeline.train('digits', 'train', 'value_range(-1, 1)', 1437, seed=5)
+  batches = pipeline.TrainBatches('digits', 'train', 'value_range(-1, 1)', 1437, seed=5)
   source = sources.build('digits', 'train')
   for epoch, batch in enumerate(take(batches.iterate(), 2)):
     order = np.random.Generator(np.random.Philox([5, epoch])).permutation(1437)
@@ -61,7 +61,7 @@ def test_numbers_are_those_of_position_and_op(tmp_path, ops):
     for i in range(7):
       picture(seed=i).save(tmp_path / 'a' / f'{i}.png')
   pp = f'{"decode|" * encoded}{ops}|value_range(-1, 1)'
-  batches = pipeline.train(source, 'train', pp, 12, seed=3)
+  batches = pipeline.TrainBatches(source, 'train', pp, 12, seed=3)
   if encoded:
     images = [Image.open(batches.source.name_of(i)) for i in range(7)]
   for step, batch in enumerate(take(batches.iterate(), 3)):
@@ -72,7 +72,7 @@ def test_numbers_are_those_of_position_and_op(tmp_path, ops):
 
 
 def test_on_device_scales_uint8():
-  batches = pipeline.evaluate('digits', 'test', 'value_range(-1, 1, clip=True)', 8)
+  batches = pipeline.EvalBatches('digits', 'test', 'value_range(-1, 1, clip=True)', 8)
   (batch,) = take(batches.iterate(), 1)
   assert batch['image'].dtype == np.uint8
   scaled = jax.jit(batches.on_device)(batch)
@@ -82,7 +82,7 @@ def test_on_device_scales_uint8():
   expected = batch['image'].astype(float) / 127.5 - 1
   np.testing.assert_allclose(scaled['image'], expected, atol=5e-7)
   # Not last: done on the host, and left alone on the device.
-  hosts = pipeline.evaluate('digits', 'test', 'value_range(-1, 1)|resize(4)', 8)
+  hosts = pipeline.EvalBatches('digits', 'test', 'value_range(-1, 1)|resize(4)', 8)
   (batch,) = take(hosts.iterate(), 1)
   assert batch['image'].dtype == hosts.spec['image'].dtype == np.float32
   same([hosts.on_device(batch)], [batch])
@@ -93,12 +93,14 @@ def test_labels_for_several_classes(tmp_path):
   images = np.zeros((3, 4, 4, 1), np.uint8)
   np.savez(tmp_path / 'a.npz', images=images, labels=labels)
   args = (f'{tmp_path}/a.npz', 'train', 'value_range(-1,1)', 4)
-  (batch,) = pipeline.evaluate(*args, num_classes=4).iterate()
+  (batch,) = pipeline.EvalBatches(*args, num_classes=4).iterate()
   assert batch['label'].dtype == np.float32
   np.testing.assert_array_equal(batch['label'][:3, :3], labels)
   assert not batch['label'][3].any()
-  assert pipeline.evaluate(*args).spec['label'].shape == (4, 3)
-  digits = pipeline.evaluate('digits', 'test', 'value_range(-1,1)|onehot(off=0.1)', 4)
+  assert pipeline.EvalBatches(*args).spec['label'].shape == (4, 3)
+  digits = pipeline.EvalBatches(
+    'digits', 'test', 'value_range(-1,1)|onehot(off=0.1)', 4
+  )
   (batch,) = take(digits.iterate(), 1)
   assert digits.spec['label'].shape == batch['label'].shape == (4, 10)
   np.testing.assert_allclose(batch['label'][1], np.eye(10)[5] * 0.9 + 0.1)
@@ -111,7 +113,7 @@ def test_evaluation_is_exact(count, hosts, batch_size):
   options = {'size': 2, 'num_examples': count, 'num_classes': 10_000}
   labels = []
   for host in range(hosts):
-    batches = pipeline.evaluate(
+    batches = pipeline.EvalBatches(
       *('synthetic', 'test', 'value_range(-1, 1)', batch_size),
       source_options=options,
       host=host,
@@ -129,7 +131,7 @@ def test_evaluation_is_exact(count, hosts, batch_size):
 
 def test_evaluation_of_encoded_images_is_exact_and_in_order(folder):
   pp = 'decode|resize_small(16)|central_crop(8)|value_range(-1, 1)'
-  batches = pipeline.evaluate(str(folder), 'val', pp, 4)
+  batches = pipeline.EvalBatches(str(folder), 'val', pp, 4)
   result = list(batches.iterate())
   (joined,) = together([[batch] for batch in result])
   np.testing.assert_array_equal(joined['mask'], [1] * 15 + [0])
@@ -146,7 +148,7 @@ def test_orientation_is_that_of_the_folder(tmp_path):
   (tmp_path / 'a').mkdir()
   Image.fromarray(image).save(tmp_path / 'a' / '0.jpg', exif=exif)
   for crop in ('resize((4, 8))', 'inception_crop((4, 8), 100, 100, (2, 2))'):
-    batches = pipeline.evaluate(
+    batches = pipeline.EvalBatches(
       str(tmp_path), 'train', f'decode|{crop}|value_range(-1, 1)', 1
     )
     (batch,) = batches.iterate()
@@ -171,19 +173,19 @@ def test_orientation_is_that_of_the_folder(tmp_path):
 )
 def test_mistakes_are_reported_before_anything_runs(change, facts):
   args = {'source': 'digits', 'split': 'train', 'pp': DIGITS, 'batch_size': 8} | change
-  for make in (pipeline.train, pipeline.evaluate):
+  for make in (pipeline.TrainBatches, pipeline.EvalBatches):
     with pytest.raises(UserError, match=naming(*facts)):
       make(**args)
 
 
 def test_pipelines_that_do_not_fit_the_images(folder):
   with pytest.raises(UserError, match=naming('folder', "'decode'")):
-    pipeline.train(str(folder), 'train', 'resize(8)|value_range(0,1)', 8)
+    pipeline.TrainBatches(str(folder), 'train', 'resize(8)|value_range(0,1)', 8)
   for source, pp, fact in (
     (str(folder), 'decode|value_range(0,1)', 'resize(size)'),
     ('digits', 'central_crop(9)|value_range(0,1)', '9x9'),
   ):
-    batches = pipeline.train(source, 'train', pp, 8)
+    batches = pipeline.TrainBatches(source, 'train', pp, 8)
     with pytest.raises(UserError, match=naming(pp, fact)):
       _ = batches.spec
 
@@ -209,7 +211,7 @@ class Mislabelled(sources.Source):
 
 def test_a_label_out_of_range_is_reported_when_it_is_read(monkeypatch):
   monkeypatch.setitem(sources.SOURCES.data, 'wrong', Mislabelled)
-  batches = pipeline.evaluate('wrong', 'train', 'value_range(0,1)', 5)
+  batches = pipeline.EvalBatches('wrong', 'train', 'value_range(0,1)', 5)
   with pytest.raises(UserError, match=naming('wrong#4', 7, 'num_classes=3')):
     list(batches.iterate())
 
@@ -218,7 +220,7 @@ def test_a_label_out_of_range_is_reported_when_it_is_read(monkeypatch):
 
 
 def test_closing_leaves_no_thread(folder):
-  batches = pipeline.train(str(folder), 'train', FOLDER, 8)
+  batches = pipeline.TrainBatches(str(folder), 'train', FOLDER, 8)
   counts = []
   for _ in range(8):
     take(batches.iterate(), 1)
@@ -231,7 +233,7 @@ def test_closing_leaves_no_thread(folder):
 def test_interpreter_exits_with_a_stream_open(folder, end):
   code = (
     'from vit_jax.data import pipeline\n'
-    f'it = pipeline.train({str(folder)!r}, "train", {FOLDER!r}, 8, host=0, hosts=1)'
+    f'it = pipeline.TrainBatches({str(folder)!r}, "train", {FOLDER!r}, 8, host=0, hosts=1)'
     f'.iterate()\nnext(it)\n{end}'
   )
   done = subprocess.run(

@@ -126,7 +126,7 @@ def test_several_labels_and_their_weights(tmp_path):
   )
   options = {'source_options': {'weight_key': 'w'}, 'num_classes': 18_000}
   for pp, off, on in ((PP, 0, 1), (f'{PP}|onehot(on=0.9, off=0.1)', 0.1, 0.9)):
-    (batch,) = pipeline.evaluate(source, 'train', pp, 5, **options).iterate()
+    (batch,) = pipeline.EvalBatches(source, 'train', pp, 5, **options).iterate()
     expected = np.full((5, 18_000), off, np.float32)
     for row, (_, weights) in zip(expected, rows, strict=True):
       for k, weight in weights.items():
@@ -137,13 +137,13 @@ def test_several_labels_and_their_weights(tmp_path):
     np.testing.assert_allclose(batch['label'], expected, atol=atol)
     assert batch['mask'].all()
   # Without the key, as the first record has it: multi-hot, no weights.
-  (batch,) = pipeline.evaluate(source, 'train', PP, 5, num_classes=18_000).iterate()
+  (batch,) = pipeline.EvalBatches(source, 'train', PP, 5, num_classes=18_000).iterate()
   assert sorted(set(batch['label'].ravel())) == [0, 1]
 
 
 def test_a_second_label_where_one_is_expected(tmp_path):
   source = write(tmp_path, example(0), {IMAGE: encoded(0), LABEL: [1, 2]})
-  batches = pipeline.evaluate(source, 'train', PP, 2, num_classes=9)
+  batches = pipeline.EvalBatches(source, 'train', PP, 2, num_classes=9)
   facts = (f'{SHARD}#1', 2, "data.source_options={'multi_label': True}")
   with pytest.raises(UserError, match=naming(*facts)):
     list(batches.iterate())
@@ -156,12 +156,12 @@ def test_classes_counted_from_one(written):
   source = sources.build(f'records:{written["bare"]}', 'val', **options)
   assert labels(source) == [*range(19, 26)]
   args = (source.name, 'train', PP, 20)
-  batches = pipeline.evaluate(*args, num_classes=20, source_options=options)
+  batches = pipeline.EvalBatches(*args, num_classes=20, source_options=options)
   facts = ('train-00000-of-00004#0', 'label -1', 'num_classes=20')
   with pytest.raises(UserError, match=naming(*facts)):
     list(batches.iterate())
   with pytest.raises(UserError, match=naming(args[0], 'num_classes')):
-    pipeline.evaluate(*args)
+    pipeline.EvalBatches(*args)
 
 
 # --- bad records -------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_bad_records_are_masked_and_listed(tmp_path, name):
   rows = [example(0), *(row for row, _ in bad.values()), example(6)]
   source, log = write(tmp_path / 'data', *rows, name=name), str(tmp_path / 'log')
   options = {'num_classes': 9, 'bad_log': log, 'max_bad_fraction': 1}
-  (batch,) = pipeline.evaluate(source, 'train', PP, 8, **options).iterate()
+  (batch,) = pipeline.EvalBatches(source, 'train', PP, 8, **options).iterate()
   np.testing.assert_array_equal(batch['mask'], [1, 0, 0, 0, 0, 0, 1, 0])
   np.testing.assert_array_equal(batch['label'][batch['mask'] == 1], [0, 6])
   lines = bad_images.read_log(log)

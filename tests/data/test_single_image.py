@@ -93,7 +93,9 @@ def large(tmp_path_factory):
 )
 def test_a_large_jpeg_is_that_of_training(large, pp):
   pp = f'decode(precise=True)|{pp}|value_range(0, 255)'
-  (batch,) = pipeline.evaluate(f'folder:{large.parents[1]}', 'train', pp, 1).iterate()
+  (batch,) = pipeline.EvalBatches(
+    f'folder:{large.parents[1]}', 'train', pp, 1
+  ).iterate()
   result, expected = SingleImage(pp)(large), np.asarray(batch['image'][0], np.float32)
   # At full size Pillow's chroma differs by a level, see `test_images`.
   assert np.abs(result - expected).max() <= (1 if '360' in pp else 0)
@@ -167,7 +169,7 @@ def same_in_training(home, *files, suffix):
     (home / 'train' / 'a' / f'{i}.{suffix}').write_bytes(data)
   pp = 'decode(3, precise=True)|resize((30, 40), method="nearest")|value_range(0, 255)'
   options = {'max_bad_fraction': 0.0}
-  batches = pipeline.evaluate(str(home), 'train', pp, len(files), **options)
+  batches = pipeline.EvalBatches(str(home), 'train', pp, len(files), **options)
   (batch,) = batches.iterate()
   one = SingleImage(pp)
   for i, image in enumerate(batch['image']):

@@ -19,7 +19,7 @@ def test_a_stall_names_the_file(tmp_path, monkeypatch, capfd):
       alive.wait(20)
     return open(file, *args, **options)
 
-  data = pipeline.evaluate(str(root), 'train', image_folder.FOLDER, 8)
+  data = pipeline.EvalBatches(str(root), 'train', image_folder.FOLDER, 8)
   list(data.iterate())  # TensorFlow loaded and the ops traced
   monkeypatch.setattr(image_file, 'open', opened, raising=False)
   monkeypatch.setattr(stalls.watched, '__defaults__', (0.2,))

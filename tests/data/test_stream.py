@@ -41,7 +41,7 @@ def opened(shards, batch=6, host=0, hosts=1, seed=0, buffer=20):
 def train(shards, buffer=20, batch=6, **more):
   options = {'stream': True, 'shuffle_buffer': buffer}
   more |= {'num_classes': COUNT, 'source_options': options}
-  return pipeline.train(shards, 'train', PP, batch, **more)
+  return pipeline.TrainBatches(shards, 'train', PP, batch, **more)
 
 
 def labels(source, positions):
@@ -127,7 +127,7 @@ def test_mistakes(shards):
     opened(shards, batch=7, hosts=7)
   options = {'num_classes': COUNT, 'source_options': {'stream': True}}
   with pytest.raises(UserError, match=naming("'stream'", 'source_options')):
-    pipeline.evaluate(shards, 'train', PP, 4, **options)
+    pipeline.EvalBatches(shards, 'train', PP, 4, **options)
   part = {'source': shards, 'options': {'stream': True}}
   with pytest.raises(UserError, match=naming(shards, "'stream'", 'mixture')):
-    pipeline.train([part], 'train', PP, 4, num_classes=COUNT)
+    pipeline.TrainBatches([part], 'train', PP, 4, num_classes=COUNT)

@@ -102,7 +102,7 @@ def test_images_of_a_truth():
 
 def test_batches(root):
   target = f'coco:{root}/annotations/instances_val2017.json,{root}/val2017'
-  batches = pipeline.train(target, 'train', PP, 3, seed=1)
+  batches = pipeline.TrainBatches(target, 'train', PP, 3, seed=1)
   spec = {k: x.shape for k, x in batches.spec.items()}
   assert spec['image'] == (3, 16, 32, 3)
   assert spec['image_mask'] == (3, 16, 32)
@@ -139,7 +139,7 @@ def test_an_image_of_another_size_or_broken_is_a_bad_image(root):
   source = sources.build(f'coco:{root}', 'val2017')
   (example,) = source.read(np.array([1]))
   assert example['error'] == 'is 30 x 20, annotated as 20 x 30'
-  batches = pipeline.evaluate(f'coco:{root}', 'val2017', PP, 3, max_bad_fraction=1)
+  batches = pipeline.EvalBatches(f'coco:{root}', 'val2017', PP, 3, max_bad_fraction=1)
   (batch,) = take(batches.iterate(), 1)
   assert batch['mask'].tolist() == [1, 0, 0]
   assert batches.bad_images == 2

@@ -197,7 +197,7 @@ CANVASES = dict(
 
 
 def test_a_model_has_the_classes_of_the_segments():
-  data = pipeline.train(**CANVASES, batch_size=8)
+  data = pipeline.TrainBatches(**CANVASES, batch_size=8)
   sections = dict(task={'name': 'segment'}, data=CANVASES, steps=1, evals={})
   sections |= dict(checkpoint={}, log={})
   resolved = lambda model: run._resolve({**sections, 'model': model}, data)

@@ -76,7 +76,7 @@ def test_a_task(data, name):
 @pytest.mark.parametrize('name', ['caltech101', 'snorb_azim', 'dspr_loc'])
 def test_images_have_three_channels_of_bytes(data, name):
   args = (f'vtab:{name}', 'test[:4]', 'decode|resize(8)|value_range(-1, 1)', 4)
-  (batch,) = pipeline.evaluate(*args, source_options=data).iterate()
+  (batch,) = pipeline.EvalBatches(*args, source_options=data).iterate()
   images = np.asarray(batch['image'])
   assert images.dtype == np.uint8
   assert images.shape == (4, 8, 8, 3)

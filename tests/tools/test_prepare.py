@@ -31,7 +31,7 @@ def test_imagenet21k_from_archive_to_batches(tmp_path, monkeypatch, capsys):
 
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
   pp = 'decode|resize(8)|value_range(-1, 1)'
-  batches = pipeline.train('tfds:imagenet21k', 'full', pp, 250)
+  batches = pipeline.TrainBatches('tfds:imagenet21k', 'full', pp, 250)
   assert batches.class_names == [f'n{1000 + 37 * c:08d}' for c in range(CLASSES)]
   epoch = [b for _, b in zip(range(8), batches.iterate(), strict=False)]
   labels = np.concatenate([b['label'] for b in epoch])
@@ -41,7 +41,7 @@ def test_imagenet21k_from_archive_to_batches(tmp_path, monkeypatch, capsys):
   shown = np.concatenate([b['image'].mean((1, 2, 3)) for b in epoch])
   assert np.abs(shown - (10 * labels + 20)).max() <= 2
   # A part is a random one: 100 of 2,000 miss a class of 20 in 12 of 1,000 draws.
-  part = pipeline.train('tfds:imagenet21k', 'full[:100]', pp, 100)
+  part = pipeline.TrainBatches('tfds:imagenet21k', 'full[:100]', pp, 100)
   (batch,) = [b for _, b in zip(range(1), part.iterate(), strict=False)]
   assert len(set(batch['label'].tolist())) >= 18
 

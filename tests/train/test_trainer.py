@@ -84,6 +84,9 @@ def test_utilisation_is_the_share_of_the_peak(monkeypatch):
     forward = flops.count(apply, variables, SPEC['image'])
   # The backward pass has two products for each of the forward pass.
   assert share == pytest.approx(3 * forward / 8 * 100 / (8 * 1e9))
+  repeats = {**CONFIG, 'model': {**CONFIG['model'], 'remat': 'full'}}
+  with jax.set_mesh(mesh):
+    assert Trainer(repeats, SPEC, mesh).utilisation(images_per_s=100) == share
 
 
 @pytest.mark.parametrize(

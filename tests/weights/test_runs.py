@@ -56,7 +56,7 @@ def assert_same(a, b, **tolerance):
 
 
 def top1(loaded):
-  test = pipeline.evaluate('digits', 'test', batch_size=360, pp=loaded.pp)
+  test = pipeline.EvalBatches('digits', 'test', batch_size=360, pp=loaded.pp)
   (batch,) = test.iterate()
   batch = test.on_device(batch)
   logits, _ = jax.jit(loaded.model.apply)(loaded.variables, batch['image'])

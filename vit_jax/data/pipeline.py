@@ -236,9 +236,6 @@ def scale_on_device(batch: dict) -> dict:
   return op.apply.on_device(batch)
 
 
-train = TrainBatches
-evaluate = EvalBatches
-
 # A config's sections `data`; the run passes the other parameters.
 check_train = Section(
   TrainBatches, ('seed', 'bad_log', 'host', 'hosts', 'model_classes')

@@ -61,14 +61,14 @@ def find(metrics: dict[str, Metric], name: str) -> Metric:
 
 
 def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
-  """Opens the data of an evaluation, `pipeline.evaluate(**data)`."""
+  """Opens the data of an evaluation, `pipeline.EvalBatches(**data)`."""
   divisor, size = sharding.batch_divisor(mesh), data['batch_size']
   if size % divisor:
     raise UserError(
       f'Evaluation batch_size={size} must be a multiple of {divisor}, data x fsdp of the '
       f'mesh, such as {max(1, round(size / divisor)) * divisor}.'
     )
-  return pipeline.evaluate(**sharding.host_of_batch(mesh), **data)
+  return pipeline.EvalBatches(**sharding.host_of_batch(mesh), **data)
 
 
 def stepped(
@@ -112,7 +112,7 @@ class OneSplit:
 
     Args:
       model: the `class_match.Classes` of the model; None: unknown.
-      data: the arguments of `data.pipeline.evaluate`.
+      data: the arguments of `data.pipeline.EvalBatches`.
     """
     self.batches = open_batches(mesh, **data)
     self.mesh, self._check_stop = mesh, check_stop

@@ -49,7 +49,7 @@ class Classification(OneSplit):
     among: Annotated[str | None, class_match.check_among] = None,
     confusion: bool = False,
   ):
-    """Opens the data, `data.pipeline.evaluate(**data)`.
+    """Opens the data, `data.pipeline.EvalBatches(**data)`.
 
     Args:
       loss: see `vit_jax.losses`; a run takes its task's. With 'softmax' several labels

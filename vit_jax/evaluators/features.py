@@ -24,7 +24,9 @@ class DataSet:
   source: str
   train: str
   test: str
-  num_classes: Count | None = None  # this and the rest as in `data.pipeline.evaluate`
+  num_classes: Count | None = (
+    None  # this and the rest as in `data.pipeline.EvalBatches`
+  )
   source_options: Annotated[dict | None, sources.check_options] = None
   classes: subset.Classes = None
 

@@ -65,7 +65,7 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   if dropout or on_weights:
     x = _average(scores, value, dropout, on_weights)
   else:
-    x = weighted_average(scores, value)
+    x = weighted_average(scores, value)  # the same; CPUs divide last, see "platforms"
   return x.swapaxes(1, 2)
 
 

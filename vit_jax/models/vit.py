@@ -246,7 +246,10 @@ def _adds(added, then=None):
 
 
 class ViT(Classifier):
-  """See `__call__`. Fields up to `num_heads` come from `variant`."""
+  """Patches, a Transformer, a head: equations 1 to 4 of the paper.
+
+  Fields up to `num_heads` come from `variant`.
+  """
 
   patch_size: tuple[int, int] = (16, 16)
   width: int = 768
@@ -330,19 +333,36 @@ class ViT(Classifier):
     elif self.classifier == 'gap':
       x = x.mean(axis=1)
     elif self.classifier == 'map':
-      fields = self.num_heads, self.mlp_dim, self.act, self.norm_eps
-      x = MAPHead(*fields, name='MAPHead_0')(x)
+      x = MAPHead(
+        self.num_heads, self.mlp_dim, self.act, self.norm_eps, name='MAPHead_0'
+      )(x)
     if self.representation_size is not None:
       x = nn.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
     return self.classify(x, out, features)
 
   def _encoder(self) -> Encoder:
     posemb = Posemb(self.posemb, self.posemb_where, self.posemb_std, self.posemb_cls)
-    fields = self.num_heads, self.mlp_dim, self.act, self.norm_eps
-    block = functools.partial(EncoderBlock, *fields, posemb, self.dropout, self.dtype)
-    rates = tuple(depth_rates(self.stochastic_depth, self.depth))
-    fields = self.dropout, self.norm_eps, self.scan, self.remat
-    return Encoder(block, posemb, self.attention, rates, *fields, name='Transformer')
+    block = functools.partial(
+      EncoderBlock,
+      num_heads=self.num_heads,
+      mlp_dim=self.mlp_dim,
+      act=self.act,
+      norm_eps=self.norm_eps,
+      posemb=posemb,
+      dropout=self.dropout,
+      dtype=self.dtype,
+    )
+    return Encoder(
+      block,
+      posemb,
+      attention=self.attention,
+      rates=tuple(depth_rates(self.stochastic_depth, self.depth)),
+      dropout=self.dropout,
+      norm_eps=self.norm_eps,
+      scan=self.scan,
+      remat=self.remat,
+      name='Transformer',
+    )
 
 
 # timm's words for the sizes.

@@ -12,9 +12,9 @@ from vit_jax.tasks.mixing import MODES, Mixing
 class Classify:
   """Cross entropy of a model's logits; the task of the paper."""
 
-  CLASSES = 'label'
-  OUTPUTS = 'classes'
-  OWN = None
+  CLASSES = 'label'  # the feature whose classes the head has
+  OUTPUTS = 'classes'  # outputs of its models, a key of `models.family.OUTPUTS`
+  OWN = None  # parameters that the task has beside the model's
 
   def __init__(
     self,

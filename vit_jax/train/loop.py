@@ -56,9 +56,11 @@ class Loop:
           f'Stopped at step {self.step} of {self.total}; the state is saved. '
           'Rerun the same command to resume.'
         ) from None
+    self._observe(0)
     self._save()
     self.checkpoints.wait()
-    # From the state, not from this process's memory: a restart must agree.
+    # One bad step is too many at the end, whose state is the result. From the state, not
+    # from this process's memory: a restart must agree.
     if bad := int(self.state.counters['skipped_in_a_row']):
       raise self._diverged(
         f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'

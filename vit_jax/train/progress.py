@@ -33,12 +33,8 @@ class Record:
   """
 
   def __init__(self, config: dict, workdir: Path, step: int, mfu: float | None = None):
-    """Opens the record of a run at `step`, without rows and events past it.
-
-    Args:
-      mfu: the share of the devices' peak at one image a second; None: unknown.
-    """
-    self._mfu = mfu
+    """Opens the record of a run at `step`, without rows and events past it."""
+    self._mfu = mfu  # share of the devices' peak at one image a second; None: unknown
     self._total = config['resolved']['total_steps']
     self._batch_size, self._evals = config['data']['batch_size'], config['evals']
     self._best = config.get('checkpoint', {}).get('best')

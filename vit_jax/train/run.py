@@ -159,7 +159,7 @@ def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
       f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}: '
       'mesh data x fsdp x optim.accum.'
     )
-  data = pipeline.train(
+  data = pipeline.TrainBatches(
     **{'num_classes': config['model'].get('num_classes'), **section},
     seed=config['seed'],
     bad_log=workdir / 'bad_images.jsonl',

@@ -26,13 +26,11 @@ PEAKS = {
   'TPU v3': 61.5e12,
   'TPU v4': 275e12,
   'TPU v5 lite': 197e12,
-  'TPU v5e': 197e12,
   'TPU v5': 459e12,
-  'TPU v5p': 459e12,
   'TPU v6 lite': 918e12,
-  'TPU v6e': 918e12,
   'NVIDIA A100': 312e12,
   'NVIDIA H100': 989e12,
+  'NVIDIA H100 PCIe': 756e12,
   'NVIDIA H200': 989e12,
 }
 SMALLER = (

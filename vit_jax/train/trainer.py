@@ -46,7 +46,7 @@ class Trainer:
       mesh: see `sharding.make_mesh`.
       on_device: the part of preprocessing that is left to the device, batch -> batch.
     """
-    self.spec, self.mesh = spec, mesh
+    self._config, self.spec, self.mesh = config, spec, mesh
     self.model = models.build(**config['model'])
     self.family = models.family_of(self.model)
     image_shape = spec['image'].shape[1:]
@@ -99,25 +99,26 @@ class Trainer:
     lowered = jax.jit(self._init, out_shardings=placed).lower(self._init_key, initial)
     return lowered.compile(options)(self._init_key, initial)
 
-  def trace(self):
-    """Traces the step: state donated and placed, batch split, metrics on all devices."""
+  def lower(self):
+    """Lowers the step: state donated and placed, batch split, metrics on all devices."""
+    return self._traced().lower()
+
+  def _traced(self):
     return runtime.traced(self.step, self.abstract_state, self.spec, self.mesh)
 
-  def lower(self):
-    """Lowers the traced step."""
-    return self.trace().lower()
-
   def utilisation(self, images_per_s: float = 1.0) -> float | None:
-    """Share of the devices' `runtime.PEAKS` that the products of a step take (MFU).
+    """Share of the devices' `runtime.PEAKS` that a step's products take (MFU), if known.
 
-    Products that the backward pass repeats (`model.remat`) count, too. None: the peak or
-    the number of operations is unknown.
+    Products that the backward pass repeats (`model.remat`) do not count.
     """
     if (peak := runtime.peak(self.mesh.devices.flat[0])) is None:
       return None
     with contextlib.suppress(NotImplementedError):
-      batch = self.spec['image'].shape[0]
-      operations = flops.of_jaxpr(self.trace().jaxpr.jaxpr)
+      plain, batch = self, self.spec['image'].shape[0]
+      if self._config['model'].get('remat', 'none') != 'none':
+        model = {**self._config['model'], 'remat': 'none'}
+        plain = Trainer({**self._config, 'model': model}, self.spec, self.mesh)
+      operations = flops.of_jaxpr(plain._traced().jaxpr.jaxpr)
       return operations / batch * images_per_s / (peak * self.mesh.size)
     return None
 
