@@ -32,13 +32,14 @@ def step(bad=(), poisoned=False):
   return step
 
 
-def run(workdir, step, start=0, bad=0, **section):
+def run(workdir, step, start=0, bad=0, evaluated=True, **section):
   """Runs a loop of 10 steps from a state at `start`; returns (status, rows, config)."""
-  section = {'best': 'test/loss', **section}
+  section = {'best': 'test/loss' if evaluated else None, **section}
   # An evaluation never improves on its first number.
   evaluator = SimpleNamespace(run=lambda predict, variables: {'loss': 1.0})
   evals = {'test': Evaluation(evaluator, 2, False)}
   evals['last'] = Evaluation(evaluator, None, False)
+  evals = evals if evaluated else {}
   config = {
     'resolved': {'total_steps': 10},
     'data': {'batch_size': 1},
@@ -52,7 +53,9 @@ def run(workdir, step, start=0, bad=0, **section):
   state = dataclasses.replace(
     state, params={'w': jnp.zeros(3)}, opt_state=(), counters=counters
   )
-  options = dict(every=2, best='test/loss', larger_is_better=False)
+  options = dict(every=3)
+  if evaluated:
+    options = dict(every=2, best='test/loss', larger_is_better=False)
   stop, task = SimpleNamespace(should_stop=lambda: False), SimpleNamespace(predict=None)
   with checkpoints.Checkpoints(workdir / 'checkpoints', **options) as saved:
     loop = Loop(config, workdir, state, task, saved, evals, stop)
@@ -62,6 +65,11 @@ def run(workdir, step, start=0, bad=0, **section):
       loop.record.close()
     assert status.of_finished(workdir, config, saved) == (ended, rows)
   return ended, rows, config
+
+
+def test_the_last_steps_are_recorded_though_nothing_is_due_there(tmp_path):
+  _, rows, _ = run(tmp_path, step(), evaluated=False)
+  assert [row['step'] for row in rows if 'train/loss' in row] == [*range(1, 11)]
 
 
 def test_early_stopping_and_more_patience(tmp_path):
