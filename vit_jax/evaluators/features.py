@@ -24,9 +24,8 @@ class DataSet:
   source: str
   train: str
   test: str
-  num_classes: Count | None = (
-    None  # this and the rest as in `data.pipeline.EvalBatches`
-  )
+  # This and the rest: as in `data.pipeline.EvalBatches`.
+  num_classes: Count | None = None
   source_options: Annotated[dict | None, sources.check_options] = None
   classes: subset.Classes = None
 
