@@ -11,7 +11,8 @@ from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
 
-# The author, and an address once there is one: EMAIL, URL, and repo_url in mkdocs.yml.
+# The author, and an address once there is one: EMAIL, URL, repo_url in mkdocs.yml, and
+# OWNER in colabs/ (REPO and badges).
 AUTHOR, EMAIL, URL = 'The vit_jax authors', None, None
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / 'colabs').glob('*.ipynb'))
 # What replaces a notebook's parameters, and how many pictures it draws.
 SMALL = {
-  '1_predict_and_explain': (dict(CONFIG='shapes:debug'), 5),
+  '1_predict_and_explain': (dict(CONFIG='digits:debug'), 5),
   '2_fine_tune_on_your_folder': (dict(PRETRAIN='digits:debug', STEPS=4), 4),
   '3_the_paper_in_miniature': (dict(PRETRAIN='digits:debug', TUNE_STEPS=2), 6),
   '4_few_shot_and_transfer': (dict(PRETRAIN='digits:debug', STEPS=2, SHOTS=(1, 2)), 2),
@@ -37,7 +38,7 @@ def code(path: Path) -> list[tuple[str, list[str]]]:
   """Returns (source, tags) of the cells of code, without that which installs."""
   code = [c for c in cells(path) if c['cell_type'] == 'code']
   code = [(''.join(c['source']), c['metadata'].get('tags', [])) for c in code]
-  return [(source, tags) for source, tags in code if not source.startswith('%')]
+  return [(source, tags) for source, tags in code if 'install' not in tags]
 
 
 def execute(path: Path, parameters: dict, monkeypatch) -> tuple[dict, list[np.ndarray]]:
@@ -104,6 +105,18 @@ def test_is_short_and_stripped(path):
     if cell['cell_type'] == 'code':
       assert len(cell['source']) <= 20
       assert max(map(len, ''.join(cell['source']).splitlines())) <= 88
+
+
+def test_all_clone_the_same_repository():
+  text = [path.read_text(encoding='utf-8') for path in NOTEBOOKS]
+  (repo,) = {re.search(r"REPO = '(https://github.com/\S+)'", x)[1] for x in text}
+  url = re.search(r"URL = .*, '(https.*)'$", (ROOT / 'setup.py').read_text(), re.M)
+  assert url is None or url[1] == repo
+  for path, x in zip(NOTEBOOKS, text, strict=True):
+    badge = (
+      repo.replace('https://github.com', 'github') + f'/blob/main/colabs/{path.name}'
+    )
+    assert badge in x
 
 
 @pytest.mark.slow
