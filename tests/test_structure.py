@@ -44,7 +44,7 @@ BUDGET = {
   'modules': (2_420, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
 TOTAL = (35_850, 32_000)
-ELSEWHERE = {'configs': (1_660, 1_700), 'tests': (27_500, 22_000)}
+ELSEWHERE = {'configs': (1_660, 1_700), 'tests': (27_600, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.

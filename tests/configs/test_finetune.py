@@ -14,6 +14,7 @@ from vit_jax import config, optim, weights
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.train import run as train
+from vit_jax.weights import pipelines
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +218,11 @@ def test_twice_the_resolution_starts_high_and_ends_no_lower(tmp_path):
   assert high[0] > 0.8  # after 100 steps; from scratch 44 %, from the run 95 %
   assert high[-1] >= low[-1]
   assert np.isfinite(weights.load(tmp_path / 'high').params['head']['bias']).all()
+
+
+def test_a_crop_that_whole_pixels_round_does_not_differ_from_the_weights():
+  of_weights = 'decode|resize_small(592)|central_crop(518)|value_range(-1, 1)'  # 0.875
+  config = {'data': {}, 'evals': {'pp': 'decode|resize_as_weights(56)|value_range'}}
+  config, lines = pipelines.filled(config, of_weights)
+  assert 'resize_small(64' in config['evals']['pp']
+  assert len(lines) == 1, lines

@@ -252,8 +252,12 @@ def filled(config: dict, weights: str | None) -> tuple[dict, list[str]]:
     if not where.endswith('.pp'):
       return value
     pp = _filled(value, theirs)
-    ours, wanted = _words(pp), _words(weights)
-    if differ := [key for key in ours if ours[key] != wanted.get(key, ours[key])]:
+    ours = _words(pp)
+    wanted = here = _words(weights)
+    if (facts := described(pp)) and (geometry := _geometry(theirs, facts.size)):
+      levels = next(op.text for op in theirs if op.name == 'value_range')
+      here = _words(f'{geometry}|{levels}')  # whole pixels move the ratio of a crop
+    if differ := [key for key in ours if ours[key] != here.get(key, ours[key])]:
       has, want = (', '.join(x[key] for key in differ) for x in (ours, wanted))
       lines.append(f'{where} has {has}; the weights want {want}')
     return pp
