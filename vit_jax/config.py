@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vit_jax import files
 from vit_jax.check import FLOAT32, INT32, Count, Positive, check
-from vit_jax.errors import UserError, did_you_mean
+from vit_jax.errors import UserError, did_you_mean, one_line
 
 DURATIONS = ('steps', 'epochs', 'examples')
 
@@ -222,7 +222,8 @@ def read(folder: str | Path) -> dict:
     raise
   except (OSError, ValueError, RecursionError) as error:
     raise Unreadable(
-      f'{path} is missing or damaged ({error}): use another --workdir.'
+      f'{path} is missing or damaged ({one_line(error)}): name the folder of a run, or '
+      'train in another --workdir.'
     ) from None
   return checked(config, str(path))
 

@@ -159,7 +159,7 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
 
   Published names are those of `Family.published`: timm's ('vit_base_patch16_224',
   'mixer_b16_224') and Google's ('ViT-B_16', 'R50+ViT-B_16', 'BiT-R50x1'). The input size
-  at the end of timm's names is dropped: a model takes any size that its patches tile.
+  at the end of timm's names is dropped.
   """
   if variant is None and name not in MODELS:
     head, colon, rest = name.partition(':')
