@@ -34,7 +34,7 @@ TRAIN = [
   # tfds 4.9.10 imports it on every Python and declares it for Python < 3.9 only.
   'importlib-resources',
   'array-record>=0.8; platform_system != "Windows"',  # where tfds has it too
-  'protobuf>=5',  # of TFDS, whose record formats are read here too
+  'protobuf>=5',  # parses TFDS's records, here as in TFDS
 ]
 PLOTS = ['matplotlib>=3.8']
 DETECTION = ['pycocotools>=2.0.11']  # COCO's metric, and masks of objects

@@ -72,10 +72,10 @@ def test_the_readme_is_short_with_a_small_picture():
 
 @pytest.mark.parametrize('page', generate.PAGES, ids=lambda page: page.stem)
 def test_the_reference_is_what_the_code_says(page):
-  if page.stem == 'commands' and sys.version_info < (3, 13):
-    pytest.skip('older versions of argparse wrap a usage elsewhere')
   text = documents.text(page)
-  assert generate.page(text) == text, 'stale: run python docs/generate.py'
+  # Before Python 3.13 argparse breaks the lines of a usage elsewhere.
+  form = str if sys.version_info >= (3, 13) else str.split
+  assert form(generate.page(text)) == form(text), 'stale: run python docs/generate.py'
 
 
 def test_the_reference_has_every_public_function():

@@ -123,11 +123,11 @@ def residuals(fn):
   return sorted(leaf.shape for leaf in jax.tree.leaves(pullback) if leaf.ndim)
 
 
-def test_what_is_kept():
+def test_residuals_are_those_of_xlas_convolution():
   assert residuals(ours) == sorted([X, KERNEL])
   for name, scan in (('dots_saveable', False), ('full', False), ('none', True)):
     policy = remat_policy(name, scan)
-    kept = lambda fn, policy=policy: residuals(
+    stored = lambda fn, policy=policy: residuals(
       jax.checkpoint(lambda *args: jnp.sin(fn(*args)), policy=policy)
     )
-    assert kept(ours) == kept(plain), name
+    assert stored(ours) == stored(plain), name

@@ -304,12 +304,12 @@ def test_sentences_about_a_run():
   start = {'parameters': {'parts': {'head': 10, 'body': 90}, 'trained': 12}}
   tune = {'method': 'lora', 'rank': 8}
   rows = [{'step': 1, 'train/loss': 2.0, 'test/loss': 1.0}]
-  told = lambda **x: ' '.join(head.sentences(a_run(rows=rows, **x)))
-  text = told(starts=[start], tune=tune, weights={'source': 'runs/a'})
+  text_of = lambda **x: ' '.join(head.sentences(a_run(rows=rows, **x)))
+  text = text_of(starts=[start], tune=tune, weights={'source': 'runs/a'})
   assert re.search(naming('lora', 'rank 8', '12 of 100', 'runs/a'), text)
-  mixed = told(task={'label_smoothing': 0.1, 'mixup': 0.0, 'cutmix': 1.0})
+  mixed = text_of(task={'label_smoothing': 0.1, 'mixup': 0.0, 'cutmix': 1.0})
   assert re.search(naming('label smoothing 0.1', 'cutmix 1', 'test/loss', '2'), mixed)
-  assert 'test/loss' not in told(task={'label_smoothing': 0.0})
+  assert 'test/loss' not in text_of(task={'label_smoothing': 0.0})
 
 
 def test_runs_are_compared_by_image():

@@ -216,7 +216,7 @@ def _open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
 
 
 def _open_weights(config: dict) -> tuple[dict, weights.Source, list[str]]:
-  """Returns (config with the model and pixels of the weights, they, lines on pixels)."""
+  """Returns (config with the model and pixels of the weights, weights, lines on pixels)."""
   source = weights.from_section(**config['weights'])
   model = {} if 'name' in config['model'] else weights.complete({}, source)
   pixels = pipelines.stated(source)

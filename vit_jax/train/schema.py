@@ -173,13 +173,10 @@ def _as_trained(where: str, section: dict, config: dict) -> dict:
   On the source of training it has the classes of training, too.
   """
   task = config['task']
-  signature, reads = (
-    tasks.TASKS.signature(task['name']),
-    evaluators.EVALUATORS.signature,
-  )
-  if 'loss' in signature.parameters and 'loss' in reads(section['type']).parameters:
-    loss = task.get('loss', signature.parameters['loss'].default)
-    section = {'loss': loss, **section}
+  of_task = tasks.TASKS.signature(task['name']).parameters
+  of_evaluator = evaluators.EVALUATORS.signature(section['type']).parameters
+  if 'loss' in of_task and 'loss' in of_evaluator:
+    section = {'loss': task.get('loss', of_task['loss'].default), **section}
   data, trained = section.get('data'), config['data']
   if section['type'] != 'classification' or data['source'] != trained['source']:
     return section

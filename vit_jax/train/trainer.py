@@ -109,7 +109,8 @@ class Trainer:
   def utilisation(self, images_per_s: float = 1.0) -> float | None:
     """Share of the devices' `runtime.PEAKS` that a step's products take (MFU), if known.
 
-    Products that the backward pass repeats (`model.remat`) do not count.
+    Products that `model.remat` repeats do not count. The backward pass of a fused attention
+    repeats one of five, which counts.
     """
     if (peak := runtime.peak(self.mesh.devices.flat[0])) is None:
       return None

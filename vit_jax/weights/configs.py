@@ -13,29 +13,13 @@ import numpy as np
 from vit_jax import imagenet
 from vit_jax.weights import pipelines
 
-# Arguments of timm's models that shapes of arrays show, in whatever model, ...
-_SHOWN = {'in_chans', 'num_classes', 'img_size', 'patch_size', 'embed_dim', 'depth'}
-_SHOWN |= {
-  'depths',
-  'dims',
-  'num_blocks',
-  'num_heads',
-  'mlp_ratio',
-  'layers',
-  'channels',
-}
-_SHOWN |= {
-  'stem_chs',
-  'stem_width',
-  'width_factor',
-  'class_token',
-  'pos_embed',
-  'fc_norm',
-}
-_SHOWN |= {'init_values', 'ls_init_value', 'expand_attn', 'use_cls_token'}
-# ... and those of training, or of images of another size, alone.
-_TRAINING = re.compile(
-  r'(\w+_)?drop(_\w+)?_rate|weight_init|fix_init|head_init_scale|zero_init_last|nlhb'
+# Arguments of timm's models that need not be read: the shapes of the arrays show them, or
+# they concern training or images of another size.
+_NEEDLESS = re.compile(
+  r'in_chans|num_classes|img_size|patch_size|embed_dim|depths?|dims|num_blocks|num_heads'
+  r'|mlp_ratio|layers|channels|stem_chs|stem_width|width_factor|class_token|pos_embed'
+  r'|fc_norm|init_values|ls_init_value|expand_attn|use_cls_token'
+  r'|(\w+_)?drop(_\w+)?_rate|weight_init|fix_init|head_init_scale|zero_init_last|nlhb'
   r'|dynamic_img_(size|pad)|strict_img_size'
 )
 
@@ -97,9 +81,8 @@ def timm(fields: Callable[[dict, str], dict] = lambda args, name: {}, **only) ->
     pp = section(config, 'vit_jax').get('pp') or pipelines.of_timm(cfg, size)
     own = fields(args, architecture or Path(source).name)
     require(args, only, 'a model of timm')
-    known = _SHOWN | only.keys()
-    for key in args.keys() - known:
-      if not _TRAINING.fullmatch(key):
+    for key in args.keys() - only.keys():
+      if not _NEEDLESS.fullmatch(key):
         raise ValueError(f'model_args.{key} is not read: it may compute something else')
     return Facts(own, size, names, pp, architecture, config)
 

@@ -39,8 +39,11 @@ def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
   """Returns the local file or folder of a source, downloaded if need be.
 
   gs://BUCKET/FILE and https://HOST/FILE are fetched once into `files.cache_dir()` (gs://
-  of public buckets by HTTPS, without gcsfs), hf:OWNER/NAME[@REVISION] into the hub's cache;
-  so is OWNER/NAME where there is no folder OWNER. An error may suggest one of `names`.
+  of public buckets by HTTPS, without gcsfs). hf:OWNER/NAME[@REVISION] is fetched into the
+  hub's cache, and so is a plain OWNER/NAME, unless a folder OWNER exists here.
+
+  Args:
+    names: names that the error for an unknown source may suggest.
   """
   text = str(source)
   if text.startswith('hf:'):

@@ -253,12 +253,12 @@ def filled(config: dict, weights: str | None) -> tuple[dict, list[str]]:
       return value
     pp = _filled(value, theirs)
     ours = _words(pp)
-    wanted = here = _words(weights)
+    at_size = of_weights = _words(weights)
     if (facts := described(pp)) and (geometry := _geometry(theirs, facts.size)):
       levels = next(op.text for op in theirs if op.name == 'value_range')
-      here = _words(f'{geometry}|{levels}')  # whole pixels move the ratio of a crop
-    if differ := [key for key in ours if ours[key] != here.get(key, ours[key])]:
-      has, want = (', '.join(x[key] for key in differ) for x in (ours, wanted))
+      at_size = _words(f'{geometry}|{levels}')  # whole pixels move the ratio of a crop
+    if differ := [key for key in ours if ours[key] != at_size.get(key, ours[key])]:
+      has, want = (', '.join(x[key] for key in differ) for x in (ours, of_weights))
       lines.append(f'{where} has {has}; the weights want {want}')
     return pp
 

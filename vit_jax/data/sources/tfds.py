@@ -48,9 +48,8 @@ class Prepared:
       self.features = info.features
       self.sizes = {name: info.splits[name].num_examples for name in info.splits}
       for file in files.path(self._directory).glob('*.labels.txt'):
-        if not file.read_text(
-          encoding='utf-8'
-        ).strip():  # TFDS would number the classes
+        # TFDS would number the classes of an empty one.
+        if not file.read_text(encoding='utf-8').strip():
           raise ValueError(f'{file.name} is empty')
 
   def images(self) -> list[str]:

@@ -91,12 +91,12 @@ class Coco(OneSplit):
 
   def _shown(self, index: np.ndarray) -> dict[str, np.ndarray]:
     """Returns `predictions`; `index` are the images that were read."""
-    truth, found = self.compared
+    truth, answers = self.compared
     chosen = np.unique(np.linspace(0, len(index) - 1, SHOWN).round().astype(int))
     few = truth.of_images(chosen)
-    keep = np.isin(found.image, chosen) & (found.scores >= LEAST)
-    place = np.searchsorted(chosen, found.image)
-    boxes = np.column_stack([place, found.category, found.scores, found.boxes])
+    keep = np.isin(answers.image, chosen) & (answers.scores >= LEAST)
+    place = np.searchsorted(chosen, answers.image)
+    boxes = np.column_stack([place, answers.category, answers.scores, answers.boxes])
     K = len(truth.class_names)
     return {
       'index': index[chosen],

@@ -63,7 +63,7 @@ def _state(run: Run) -> str:
 
 
 def sentences(run: Run) -> list[str]:
-  """Returns what the run trained, and why its training loss may mislead."""
+  """Returns sentences on the model, data and tuning of a run, and on its training loss."""
   model, tune = run.config['model'], dict(run.config.get('tune') or {})
   shape = ' × '.join(map(str, run.config['resolved'].get('image_shape', ())))
   name = ' '.join(filter(None, (model.get('name'), model.get('variant'))))
@@ -88,7 +88,7 @@ def sentences(run: Run) -> list[str]:
 
 
 def softened(run: Run) -> str:
-  """Returns what softens the targets in training: 'label smoothing 0.1 and mixup 0.2'."""
+  """Returns the smoothing and mixing of targets: 'label smoothing 0.1 and mixup 0.2'."""
   task, keys = run.config.get('task') or {}, ('label_smoothing', 'mixup', 'cutmix')
   parts = (f'{key.replace("_", " ")} {task[key]:g}' for key in keys if task.get(key))
   return ' and '.join(parts)
