@@ -79,17 +79,80 @@ def infer(flat: dict) -> dict:
     depth=len({name.split('/')[1] for name in flat if '/encoderblock_' in name}),
     mlp_dim=flat[f'{part(MLP)}/Dense_0/kernel'].shape[1],
     num_heads=heads,
-    classifier='token' if 'cls' in flat else 'map' if f'{MAP}/probe' in flat else 'gap',
+    classifier='map' if f'{MAP}/probe' in flat else 'token' if 'cls' in flat else 'gap',
     num_classes=columns(flat, 'head/kernel'),
     representation_size=columns(flat, 'pre_logits/kernel'),
     **_positions(flat),
   )
+  fields |= _variations(flat, heads, lambda template: part(template) in flat)
+  if fields['classifier'] == 'map':
+    pool = flat[f'{MAP}/MultiHeadDotProductAttention_0/query/kernel'].shape[1]
+    hidden = flat[f'{MAP}/MlpBlock_0/Dense_0/kernel'].shape[1]
+    fields |= {'map_heads': pool} if pool != heads else {}
+    fields |= {'map_mlp_dim': hidden} if hidden != fields['mlp_dim'] else {}
   if axial:
     fields['attention'] = 'axial'
   if 'conv_root/kernel' in flat:
     fields['stem_width'] = columns(flat, 'conv_root/kernel')
     fields['stem_blocks'] = resnet_blocks(flat)
   return fields
+
+
+def _variations(flat: dict, heads: int, has) -> dict:
+  """Returns the fields that arrays tell and that differ from those of the paper's ViT.
+
+  `has` says whether the first block has a parameter, given the template of its name.
+  """
+  query, key, _ = (has(f'{ATTENTION}/{name}/bias') for name in layers.QKV)
+  norms = {
+    'patches': 'embedding_norm/scale' in flat,
+    'tokens': 'Transformer/pre_norm/scale' in flat,
+    'qk': has(f'{ATTENTION}/query_norm/scale'),
+    'attention': has(f'{ATTENTION}/norm/scale'),
+    'mlp': has(f'{MLP}/norm/scale'),
+  }
+  final = 'Transformer/encoder_norm/scale' in flat
+  final_norms = {
+    'untied': 'Transformer/cls_norm/scale' in flat,
+    'pooled': 'pooled_norm/scale' in flat and not final,
+    'none': 'pooled_norm/scale' not in flat and not final,
+  }
+  scale = has(f'{BLOCK}/LayerScale_0/gamma')
+  second = has(f'{BLOCK}/LayerNorm_1/scale')
+  only_first = scale and second and not has(f'{BLOCK}/LayerScale_1/gamma')
+  keys = [
+    flat[f'{ATTENTION.format(i=i)}/key/kernel'].shape[1]
+    for i in range(len(flat))
+    if f'{ATTENTION.format(i=i)}/key/kernel' in flat
+  ]
+  fields = {
+    'cls_token': f'{MAP}/probe' in flat and 'cls' in flat,
+    'registers': flat['registers'].shape[1] if 'registers' in flat else 0,
+    'layer_scale': 1e-5 if scale else None,
+    'layer_scale_where': 'attention' if only_first else '',
+    'qkv_bias': ('' if key else 'qv') if query else 'none',
+    'norm': '' if has(f'{BLOCK}/LayerNorm_0/bias') else 'rms',
+    'extra_norms': tuple(name for name, there in norms.items() if there),
+    'mlp': 'swiglu' if has(f'{MLP}/gate/kernel') else '',
+    'rope': 'mixed' if has(f'{BLOCK}/rope/frequencies') else '',
+    'relpos': 'layer' if has(f'{BLOCK}/relpos/table') else '',
+    'block': '' if second else 'parallel',
+    'kv_heads': tuple(keys) if {*keys} - {heads} else (),
+    'final_norm': next((name for name, there in final_norms.items() if there), ''),
+  }
+  if 'Transformer/relpos/table' in flat:
+    fields['relpos'] = 'shared'
+  if has(f'{BLOCK}/MlpBlock_1/Dense_0/kernel'):
+    fields['block'] = 'branches'
+  if 'head_dist/kernel' in flat:
+    fields['classifier'] = 'distilled'
+  biases = {
+    'dense_bias': has(f'{ATTENTION}/out/bias'),
+    'patch_bias': 'embedding/bias' in flat,
+    'head_bias': 'head/bias' in flat or 'head/kernel' not in flat,
+  }
+  fields = {key: value for key, value in fields.items() if value}
+  return fields | {key: False for key, there in biases.items() if not there}
 
 
 def columns(flat: dict, kernel: str) -> int | None:
