@@ -1,0 +1,149 @@
+"""Text towers, and pairs of an image and a text tower.
+
+CLIP: arXiv 2103.00020. A token attends to those before it, and the token that ends the
+text is its feature. SigLIP (arXiv 2303.15343) and SigLIP 2 (2502.14786): every token
+attends to every other one, padding included, and the last position is the feature.
+"""
+
+import functools
+import math
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.errors import UserError, choose
+from vit_jax.nn.layers import LayerNorm, MlpBlock, MultiHeadDotProductAttention
+
+MASKS = ('causal', 'none')
+POOLINGS = ('eot', 'last')
+
+
+class TextBlock(nn.Module):
+  """x + attention(norm(x)), then x + mlp(norm(x)). Fields are those of TextTransformer."""
+
+  num_heads: int
+  mlp_dim: int
+  mask: str
+  act: str
+  norm_eps: float
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    """Maps [B, N, D] to [B, N, D]."""
+    norm = functools.partial(LayerNorm, self.dtype, self.norm_eps)
+    attention = MultiHeadDotProductAttention(
+      self.num_heads, dtype=self.dtype, name='MultiHeadDotProductAttention_0'
+    )
+    mlp = MlpBlock(self.mlp_dim, act=self.act, dtype=self.dtype, name='MlpBlock_0')
+    N = x.shape[1]
+    mask = jnp.tril(jnp.ones((N, N), bool)) if self.mask == 'causal' else None
+    x = x + attention(norm(name='LayerNorm_0')(x), mask=mask)
+    return x + mlp(norm(name='LayerNorm_1')(x))
+
+
+class TextTransformer(nn.Module):
+  """Token ids to one vector for each text."""
+
+  vocab: int = 49408
+  length: int = 77  # positions
+  width: int = 512
+  depth: int = 12
+  mlp_dim: int = 2048
+  num_heads: int = 8
+  # causal: a token attends to itself and those before it; none: to all, also to padding.
+  mask: Literal[MASKS] = 'causal'
+  # eot: the token that ends the text; last: the last position.
+  pooling: Literal[POOLINGS] = 'eot'
+  eos: int | None = None  # id of that token; None: the largest id of a text
+  outputs: int | None = 512  # width of the projection; None: no projection
+  head_bias: bool = False  # of the projection
+  act: str = 'gelu_erf'
+  norm_eps: float = 1e-5
+  dtype: jnp.dtype = jnp.float32  # of the body, as in `models.family.Classifier`
+
+  @nn.compact
+  def __call__(self, ids):
+    """Embeds texts.
+
+    Args:
+      ids: int [B, N], N up to `length`, as `vit_jax.text.tokenizer` makes them.
+
+    Returns:
+      (features [B, outputs] float32, out): 'tokens' [B, N, D] with positions added,
+      'block00', ..., 'encoded' [B, N, D] after the final norm, 'pre_logits' [B, D].
+    """
+    choose('mask', self.mask, MASKS)
+    choose('pooling', self.pooling, POOLINGS)
+    if ids.shape[1] > self.length:
+      raise UserError(f'{ids.shape[1]} tokens: the text tower takes {self.length}.')
+    normal, D = nn.initializers.normal, self.width
+    embed = nn.Embed(self.vocab, D, embedding_init=normal(0.02), name='embedding')
+    table = self.param('pos_embedding', normal(0.01), (self.length, D))
+    x = (embed(ids) + table[: ids.shape[1]]).astype(self.dtype)
+    out = {'tokens': x}
+    for i in range(self.depth):
+      out[f'block{i:02d}'] = x = TextBlock(
+        self.num_heads,
+        self.mlp_dim,
+        self.mask,
+        self.act,
+        self.norm_eps,
+        self.dtype,
+        name=f'encoderblock_{i}',
+      )(x)
+    out['encoded'] = x = LayerNorm(eps=self.norm_eps, name='encoder_norm')(x)
+    if self.pooling == 'last':
+      x = x[:, -1]
+    else:  # argmax finds the first of several
+      end = jnp.argmax(ids if self.eos is None else ids == self.eos, axis=1)
+      x = jnp.take_along_axis(x, end[:, None, None], axis=1)[:, 0]
+    out['pre_logits'] = x
+    if self.outputs is None:
+      return x, out
+    return nn.Dense(self.outputs, use_bias=self.head_bias, name='head')(x), out
+
+
+class TwoTowers(nn.Module):
+  """An image and a text tower that map to vectors of one width.
+
+  The logit of an image and a text is exp(logit_scale) x . y + logit_bias, with x and y
+  of unit length.
+
+  Attributes:
+    image: a classifier: its logits, or without classes its 'pre_logits', are the vectors.
+    bias: whether there is a `logit_bias`, as in SigLIP.
+  """
+
+  image: nn.Module
+  text: TextTransformer
+  bias: bool = False
+
+  def setup(self):
+    start = nn.initializers.constant
+    scale = math.log(10 if self.bias else 1 / 0.07)  # as SigLIP and CLIP start
+    self.logit_scale = self.param('logit_scale', start(scale), ())
+    self.logit_bias = self.param('logit_bias', start(-10), ()) if self.bias else 0.0
+
+  def __call__(self, images, ids):
+    """Returns (logits [B, T], {'image', 'text': unit vectors [B, E], [T, E]})."""
+    out = {'image': self.embed_images(images), 'text': self.embed_texts(ids)}
+    return self.logits(**out), out
+
+  def embed_images(self, images):
+    """Maps images [B, H, W, C] to unit vectors [B, E]."""
+    return unit(self.image(images, features=False)[0])
+
+  def embed_texts(self, ids):
+    """Maps ids [T, N] to unit vectors [T, E]."""
+    return unit(self.text(ids)[0])
+
+  def logits(self, image, text):
+    """Maps unit vectors [B, E] and [T, E] to logits [B, T]."""
+    return jnp.exp(self.logit_scale) * image @ text.T + self.logit_bias
+
+
+def unit(x):
+  """Scales vectors [..., E] to unit length."""
+  return x / jnp.linalg.norm(x, axis=-1, keepdims=True)

@@ -1,0 +1,1 @@
+"""Tokenizers, and the prompts of zero-shot classification."""

@@ -1,0 +1,153 @@
+"""Texts to token ids, by the vocabulary that the weights come with.
+
+Ids are those of the publishers' own code: OpenAI's CLIP, transformers, open_clip and
+big_vision clean, cut and pad in different ways.
+"""
+
+import gzip
+import html
+import string
+import unicodedata
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax import files
+from vit_jax.errors import UserError
+
+# The file of OpenAI's CLIP: a title, then the merges, the most frequent first.
+MERGES = 'bpe_simple_vocab_16e6.txt.gz'
+_NUMBER = 49_152 - 256 - 2  # of these, the merges that CLIP uses
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+# Tokens that end a text: CLIP's by its two names, Gemma's (SigLIP 2) and T5's (SigLIP).
+_ENDS = ('<|endoftext|>', '<end_of_text>', '<eos>', '</s>')
+_PUNCTUATION = str.maketrans('', '', string.punctuation)
+
+
+def _spaces(text: str) -> str:
+  return ' '.join(text.split())
+
+
+def _unescaped(text: str) -> str:
+  return html.unescape(html.unescape(unicodedata.normalize('NFC', text)))
+
+
+def _canonical(text: str) -> str:
+  return _spaces(text.replace('_', ' ').translate(_PUNCTUATION).lower())
+
+
+# How texts are cleaned before they are cut into tokens.
+CLEAN: dict[str, Callable[[str], str]] = {
+  'none': lambda text: text,  # transformers' CLIP: tokenizer.json has it all
+  # As open_clip names them; the first is OpenAI's too.
+  'lower': lambda text: _spaces(_unescaped(text)).lower(),
+  'whitespace': lambda text: _spaces(_unescaped(text)),
+  'canonicalize': lambda text: _canonical(_unescaped(text)),
+  'big_vision': _canonical,  # SigLIP
+  'siglip': lambda text: _canonical(text.replace('_', '')),  # transformers' SigLIP
+  # transformers' and big_vision's SigLIP 2; letter by letter, so that a Greek final sigma
+  # is like any other.
+  'siglip2': lambda text: ''.join(map(str.lower, text)),
+}
+
+
+class Rules(NamedTuple):
+  """The facts about tokens that the weights' config tells, not the vocabulary."""
+
+  length: int  # ids of a text
+  clean: str  # a key of CLEAN
+  pad: int | None  # id behind the end of a text; None: the end, again
+
+
+class Tokenizer:
+  """Texts to ids int32 [T, length]: cut at `length`, always with an end, and padded."""
+
+  def __init__(self, encode: Callable[[str], list[int]], end: int, rules: Rules):
+    self._encode, self._end, self.rules = encode, end, rules
+
+  def __call__(self, texts: Iterable[str]) -> np.ndarray:
+    """Returns the ids of texts."""
+    if isinstance(texts, str):
+      raise UserError(f'texts is one text, {texts[:40]!r}: put it in a list.')
+    rows, length = [], self.rules.length
+    pad = self._end if self.rules.pad is None else self.rules.pad
+    for text in texts:
+      ids = self._encode(CLEAN[self.rules.clean](text))
+      if ids[-1:] != [self._end]:
+        ids = [*ids, self._end]
+      if len(ids) > length:
+        ids = [*ids[: length - 1], self._end]
+      rows.append([*ids, *[pad] * (length - len(ids))])
+    return np.array(rows, np.int32).reshape(-1, length)
+
+
+def read(folder: Path, rules: Rules) -> Tokenizer:
+  """Returns the tokenizer of a folder of weights, or raises UserError without a file."""
+  readers = {
+    'spiece.model': _sentencepiece,
+    'tokenizer.json': _tokenizers,
+    'tokenizer.model': _sentencepiece,
+    MERGES: _merges,
+  }
+  for name, reader in readers.items():
+    if (path := folder / name).is_file():
+      try:
+        with files.reading(path):
+          return Tokenizer(*reader(path), rules)
+      except ImportError as error:
+        raise UserError(f'{path} needs pip install vit_jax[text]: {error}.') from None
+  raise UserError(f'{folder} has no vocabulary: put {" or ".join(readers)} there.')
+
+
+def _tokenizers(path: Path):
+  from tokenizers import Tokenizer as Fast
+
+  try:
+    return _fast(Fast.from_file(str(path)))
+  except Exception as error:  # the library raises nothing more exact
+    raise ValueError(error) from None
+
+
+def _fast(tokenizer):
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  ends = filter(None, map(tokenizer.token_to_id, _ENDS))
+  if (end := next(ends, None)) is None:
+    raise ValueError(f'none of {_ENDS} is in its vocabulary')
+  return lambda text: tokenizer.encode(text).ids, end
+
+
+def _sentencepiece(path: Path):
+  from sentencepiece import SentencePieceProcessor
+
+  pieces = SentencePieceProcessor(model_file=str(path))
+  return pieces.encode, pieces.eos_id()
+
+
+def _merges(path: Path):
+  from tokenizers import Regex, models, pre_tokenizers, processors
+  from tokenizers import Tokenizer as Fast
+
+  with gzip.open(path, 'rt', encoding='utf-8') as file:
+    lines = file.read().split('\n')
+  merges = [tuple(line.split()) for line in lines[1 : _NUMBER + 1] if line]
+  # Bytes that are printable come first, in the order of their values.
+  of_bytes = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (ord(c) > 255, c))
+  start, end = '<|startoftext|>', _ENDS[0]
+  letters = [*of_bytes, *(c + '</w>' for c in of_bytes)]
+  words = [*letters, *(a + b for a, b in merges), start, end]
+  vocab = {word: i for i, word in enumerate(words)}
+  tokenizer = Fast(models.BPE(vocab, merges, end_of_word_suffix='</w>'))
+  tokenizer.add_special_tokens([start, end])
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(Regex(_WORDS), 'removed', invert=True),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+  tokenizer.post_processor = processors.TemplateProcessing(
+    f'{start} $A {end}', special_tokens=[(t, vocab[t]) for t in (start, end)]
+  )
+  return _fast(tokenizer)

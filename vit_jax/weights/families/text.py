@@ -1,0 +1,245 @@
+"""Text towers of files that also hold an image tower.
+
+CLIP and SigLIP in the formats of transformers, of OpenAI, open_clip and the Perception
+Encoder (which have the same names), and of big_vision.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.text.tokenizer import Rules
+from vit_jax.weights import configs, layers, rename
+from vit_jax.weights import transforms as t
+from vit_jax.weights.configs import section
+from vit_jax.weights.rename import Arrays, Rule, Table, table
+
+BLOCK = 'encoderblock_{i}'
+ATTENTION = f'{BLOCK}/MultiHeadDotProductAttention_0'
+MLP = f'{BLOCK}/MlpBlock_0'
+
+# One array that each format's text tower has, and the names of all that is not the image
+# tower. Texts of open_clip may be below 'text.', arrays of big_vision below 'params/'.
+_MARKERS = {
+  'hf': r'text_model\.embeddings\.token_embedding\.weight',
+  'open_clip': r'(text\.)?token_embedding\.weight',
+  'big_vision': r'(params/)?txt/Embed_0/embedding',
+}
+_NAMES = {
+  'hf': r'text_model\..*|text_projection\.weight|logit_(scale|bias)',
+  'open_clip': r'logit_(scale|bias)|text\..*|(token_embedding|ln_final)\..*'
+  r'|positional_embedding|transformer\.resblocks\..*|text_projection',
+  'big_vision': r'(params/)?(txt/.*|[tb])',
+}
+
+
+class Beside(NamedTuple):
+  """The arrays of a text tower in a file, under their own names."""
+
+  format: str  # a key of _MARKERS
+  arrays: Arrays
+  config: dict
+  folder: Path  # of the vocabulary
+
+
+class Text(NamedTuple):
+  """A text tower: fields of TextTransformer, parameters under our names."""
+
+  fields: dict[str, Any]
+  flat: Arrays
+  scalars: dict[str, float]  # logit_scale, and perhaps logit_bias
+  rules: Rules
+
+
+def split(arrays: Arrays, config: dict, path: Path) -> tuple[Beside | None, Arrays]:
+  """Returns (the text tower of a file or None, the other arrays)."""
+  for format, marker in _MARKERS.items():
+    if any(re.fullmatch(marker, name) for name in arrays):
+      mine = {n: x for n, x in arrays.items() if re.fullmatch(_NAMES[format], n)}
+      folder = path if path.is_dir() else path.parent
+      others = {n: x for n, x in arrays.items() if n not in mine}
+      return Beside(format, mine, config, folder), others
+  return None, arrays
+
+
+def read(beside: Beside, image: dict[str, Any]) -> Text:
+  """Returns a text tower; ValueError for one that is not read.
+
+  Args:
+    image: fields of the image tower, whose activation OpenAI's text towers share.
+  """
+  cut = lambda name: re.sub(r'^(params/)?(txt/|text\.)?', '', name)
+  arrays = {cut(name): x for name, x in beside.arrays.items()}
+  return _READERS[beside.format](arrays, beside.config, image)
+
+
+# -- transformers -----------------------------------------------------------------------
+
+
+def _hf_rules(heads: int) -> Table:
+  model = 'text_model'
+  layer = f'{model}.encoder.layers.{{i}}'
+  return table(
+    Rule(f'{model}.embeddings.token_embedding.weight', 'embedding/embedding'),
+    Rule(f'{model}.embeddings.position_embedding.weight', 'pos_embedding'),
+    layers.norm(f'{layer}.layer_norm1', f'{BLOCK}/LayerNorm_0'),
+    layers.norm(f'{layer}.layer_norm2', f'{BLOCK}/LayerNorm_1'),
+    [
+      layers.into_heads(f'{layer}.self_attn.{x[0]}_proj', f'{ATTENTION}/{x}', heads)
+      for x in layers.QKV
+    ],
+    layers.out_of_heads(f'{layer}.self_attn.out_proj', f'{ATTENTION}/out', heads),
+    layers.dense(f'{layer}.mlp.fc1', f'{MLP}/Dense_0'),
+    layers.dense(f'{layer}.mlp.fc2', f'{MLP}/Dense_1'),
+    layers.norm(f'{model}.final_layer_norm', 'encoder_norm'),
+    layers.dense(f'{model}.head', 'head'),
+    layers.dense('text_projection', 'head'),
+  )
+
+
+def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
+  kind, own = config.get('model_type'), section(config, 'text_config')
+  fields, vocab = {}, arrays['text_model.embeddings.token_embedding.weight'].shape[0]
+  if kind == 'clip':
+    act, eps, heads = 'quick_gelu', 1e-5, 8
+    if (eos := own.get('eos_token_id', 49407)) != 2:  # 2 stands for the largest id
+      fields = {'eos': eos}
+    tokens = {'clean': 'none', 'pad': None}
+  elif kind in ('siglip', 'siglip2'):
+    act, eps, heads = 'gelu_pytorch_tanh', 1e-6, 12
+    fields = {'mask': 'none', 'pooling': 'last'}
+    tokens = _siglip_tokens(vocab, 'siglip')
+  else:
+    raise ValueError(f'the text tower of model_type {kind!r} is not read')
+  fields |= {
+    'act': configs.activation(own.get('hidden_act', act)),
+    'norm_eps': own.get('layer_norm_eps', eps),
+    'num_heads': own.get('num_attention_heads', heads),
+  }
+  return _text(arrays, _hf_rules(fields['num_heads']), fields, tokens)
+
+
+def _siglip_tokens(vocab: int, clean: str) -> dict:
+  """Returns how texts become tokens: SigLIP 2 has the 256,000 tokens of Gemma."""
+  if vocab == 256_000:
+    return {'clean': 'siglip2', 'pad': 0}
+  return {'clean': clean, 'pad': None}
+
+
+# -- OpenAI, open_clip, Perception Encoder ----------------------------------------------
+
+
+def _open_clip_rules(heads: int) -> Table:
+  block = 'transformer.resblocks.{i}'
+  return table(
+    Rule('token_embedding.weight', 'embedding/embedding'),
+    Rule('positional_embedding', 'pos_embedding'),
+    layers.norm(f'{block}.ln_1', f'{BLOCK}/LayerNorm_0'),
+    layers.norm(f'{block}.ln_2', f'{BLOCK}/LayerNorm_1'),
+    layers.fused(f'{block}.attn.in_proj', ATTENTION, heads, dot='_'),
+    layers.out_of_heads(f'{block}.attn.out_proj', f'{ATTENTION}/out', heads),
+    layers.dense(f'{block}.mlp.c_fc', f'{MLP}/Dense_0'),
+    layers.dense(f'{block}.mlp.c_proj', f'{MLP}/Dense_1'),
+    layers.norm('ln_final', 'encoder_norm'),
+    Rule('text_projection', 'head/kernel'),  # x @ projection, not transposed
+    layers.dense('text_projection', 'head'),
+  )
+
+
+# Keys of open_clip's text_cfg that its tower is built by here, or that change no output.
+_TEXT_CFG = {
+  *('context_length', 'vocab_size', 'width', 'heads', 'layers', 'mlp_ratio'),
+  *('no_causal_mask', 'pool_type', 'eos_id', 'proj_bias', 'norm_kwargs', 'act_kwargs'),
+  *('hf_tokenizer_name', 'tokenizer_kwargs', 'output_tokens'),
+}
+
+
+def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
+  model = section(config, 'model_cfg')
+  own = section(model, 'text_cfg') or section(config, 'text')
+  if odd := sorted(own.keys() - {*_TEXT_CFG, 'output_dim'}):
+    raise ValueError(f'text_cfg.{odd[0]} is not read')
+  if 'positional_embedding' not in arrays:
+    raise ValueError('a text tower of another package is not read')
+  pool = own.get('pool_type', 'argmax')
+  if pool not in ('argmax', 'eos', 'last'):
+    raise ValueError(f'pool_type {pool!r} is not read')
+  act = image['act']
+  if model:
+    tanh = section(own, 'act_kwargs').get('approximate') == 'tanh'
+    act = 'gelu_tanh' if tanh else 'gelu_erf'
+    act = 'quick_gelu' if model.get('quick_gelu') else act
+  heads = own.get('heads', arrays['positional_embedding'].shape[1] // 64)
+  fields = {
+    'mask': 'none' if own.get('no_causal_mask') else 'causal',
+    'pooling': 'last' if pool == 'last' else 'eot',
+    'eos': own.get('eos_id', 2) if pool == 'eos' else None,
+    'act': act,
+    'norm_eps': section(own, 'norm_kwargs').get('eps', 1e-5),
+    'num_heads': heads,
+  }
+  clean = 'whitespace' if 'hf_tokenizer_name' in own else 'lower'
+  clean = section(own, 'tokenizer_kwargs').get('clean', clean)
+  vocab = arrays['token_embedding.weight'].shape[0]
+  pad = 0 if fields['pooling'] == 'eot' else _siglip_tokens(vocab, clean)['pad']
+  return _text(
+    arrays, _open_clip_rules(heads), fields, {'clean': clean, 'pad': pad}
+  )
+
+
+# -- big_vision -------------------------------------------------------------------------
+
+_FIRST = t.Transform(lambda x: (x[0],), lambda xs: xs[0][None])  # [1, N, D] to [N, D]
+_BIG_VISION = table(
+  Rule('Embed_0/embedding', 'embedding/embedding'),
+  Rule('pos_embedding', 'pos_embedding', _FIRST),
+  Rule(f'Encoder_0/{BLOCK}/{{rest}}', f'{BLOCK}/{{rest}}'),
+  Rule('Encoder_0/encoder_norm/{rest}', 'encoder_norm/{rest}'),
+  Rule('head/{rest}', 'head/{rest}'),
+)
+
+
+def _big_vision(arrays: Arrays, config: dict, image: dict) -> Text:
+  scalars = {'t': 'logit_scale', 'b': 'logit_bias'}
+  arrays = {scalars.get(n, n): x for n, x in arrays.items()}
+  stacked = 'Encoder_0/encoderblock/'
+  for name in [n for n in arrays if n.startswith(stacked)]:
+    for i, x in enumerate(arrays.pop(name)):
+      arrays[f'Encoder_0/encoderblock_{i}/{name.removeprefix(stacked)}'] = x
+  query = 'Encoder_0/encoderblock_0/MultiHeadDotProductAttention_0/query/bias'
+  fields = {'mask': 'none', 'pooling': 'last', 'act': 'gelu_tanh', 'norm_eps': 1e-6}
+  fields['num_heads'] = arrays[query].shape[0]
+  tokens = _siglip_tokens(len(arrays['Embed_0/embedding']), 'big_vision')
+  return _text(arrays, _BIG_VISION, fields, tokens)
+
+
+# -- all --------------------------------------------------------------------------------
+
+
+def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
+  scalars = ('logit_scale', 'logit_bias')
+  numbers = {n: float(arrays[n].reshape(())) for n in scalars if n in arrays}
+  flat, unknown = rename.to_ours(
+    {n: x for n, x in arrays.items() if n not in numbers and 'position_ids' not in n},
+    rules,
+  )
+  if unknown:
+    raise ValueError(f'arrays of the text tower are not read: {unknown[:4]}')
+  flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
+  vocab, width = flat['embedding/embedding'].shape
+  length = len(flat['pos_embedding'])
+  fields = fields | {
+    'vocab': vocab,
+    'length': length,
+    'width': width,
+    'depth': sum(name.endswith('/LayerNorm_0/scale') for name in flat),
+    'mlp_dim': flat[f'{MLP}/Dense_0/bias'.format(i=0)].shape[0],
+    'outputs': flat['head/kernel'].shape[1] if 'head/kernel' in flat else None,
+    'head_bias': 'head/bias' in flat,
+  }
+  return Text(fields, flat, numbers, Rules(length, **tokens))
+
+
+_READERS = {'hf': _hf, 'open_clip': _open_clip, 'big_vision': _big_vision}
