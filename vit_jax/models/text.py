@@ -58,10 +58,10 @@ class TextTransformer(nn.Module):
   pooling: Literal[POOLINGS] = 'eot'
   eos: int | None = None  # id of that token; None: the largest id of a text
   outputs: int | None = 512  # width of the projection; None: no projection
-  head_bias: bool = False  # of the projection
+  head_bias: bool = False  # whether the projection has one
   act: str = 'gelu_erf'
   norm_eps: float = 1e-5
-  dtype: jnp.dtype = jnp.float32  # of the body, as in `models.family.Classifier`
+  dtype: jnp.dtype = jnp.float32  # the body's, as in `models.family.Classifier`
 
   @nn.compact
   def __call__(self, ids):

@@ -19,7 +19,7 @@ from vit_jax.errors import UserError
 
 # The file of OpenAI's CLIP: a title, then the merges, the most frequent first.
 MERGES = 'bpe_simple_vocab_16e6.txt.gz'
-_NUMBER = 49_152 - 256 - 2  # of these, the merges that CLIP uses
+_NUMBER = 49_152 - 256 - 2  # merges that CLIP uses
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 # Tokens that end a text: CLIP's by its two names, Gemma's (SigLIP 2) and T5's (SigLIP).
 _ENDS = ('<|endoftext|>', '<end_of_text>', '<eos>', '</s>')
@@ -134,7 +134,9 @@ def _merges(path: Path):
     lines = file.read().split('\n')
   merges = [tuple(line.split()) for line in lines[1 : _NUMBER + 1] if line]
   # Bytes that are printable come first, in the order of their values.
-  of_bytes = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (ord(c) > 255, c))
+  of_bytes = sorted(
+    pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (ord(c) > 255, c)
+  )
   start, end = '<|startoftext|>', _ENDS[0]
   letters = [*of_bytes, *(c + '</w>' for c in of_bytes)]
   words = [*letters, *(a + b for a, b in merges), start, end]

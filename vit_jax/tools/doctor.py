@@ -29,6 +29,8 @@ OPTIONAL = {
   'tensorflow_datasets': ('train', 'data sets by name'),
   'matplotlib': ('plots', 'figures'),
   'huggingface_hub': ('hub', 'weights from the hub and to it'),
+  'tokenizers': ('text', 'texts for CLIP and SigLIP'),
+  'sentencepiece': ('text', 'texts for SigLIP'),
   'gcsfs': ('gcs', 'runs and data in buckets, gs://'),
   'pillow_heif': ('heif', 'HEIC photographs'),
   'wandb': ('wandb', 'a mirror of the metrics'),

@@ -19,7 +19,8 @@ from vit_jax.weights import readers
 _TIMEOUT = 15  # seconds without a byte
 _MOST, _BLOCK = 2**35, 2**20  # bytes: at most, without a length; read at once
 _PUBLIC = 'storage.googleapis.com/'  # where the objects of public buckets are
-_HUB_FILES = ('*.json', '*.safetensors', 'README.md')  # the card states the licence
+# The card states the licence; vocabularies of text towers are .json or .model.
+_HUB_FILES = ('*.json', '*.safetensors', '*.model', 'README.md')
 _HUB_NAME = r'([\w.-]+/[\w.-]+)(?:@([\w./-]+))?'
 
 

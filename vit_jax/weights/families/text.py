@@ -41,7 +41,7 @@ class Beside(NamedTuple):
   format: str  # a key of _MARKERS
   arrays: Arrays
   config: dict
-  folder: Path  # of the vocabulary
+  folder: Path  # where the vocabulary is
 
 
 class Text(NamedTuple):
@@ -157,7 +157,7 @@ _TEXT_CFG = {
 
 
 def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
-  model = section(config, 'model_cfg')
+  model = section(section(config, 'open_clip'), 'model_cfg')
   own = section(model, 'text_cfg') or section(config, 'text')
   if odd := sorted(own.keys() - {*_TEXT_CFG, 'output_dim'}):
     raise ValueError(f'text_cfg.{odd[0]} is not read')
@@ -184,9 +184,7 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   clean = section(own, 'tokenizer_kwargs').get('clean', clean)
   vocab = arrays['token_embedding.weight'].shape[0]
   pad = 0 if fields['pooling'] == 'eot' else _siglip_tokens(vocab, clean)['pad']
-  return _text(
-    arrays, _open_clip_rules(heads), fields, {'clean': clean, 'pad': pad}
-  )
+  return _text(arrays, _open_clip_rules(heads), fields, {'clean': clean, 'pad': pad})
 
 
 # -- big_vision -------------------------------------------------------------------------
