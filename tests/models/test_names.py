@@ -69,7 +69,7 @@ def test_names_of_models_that_average(name):
     ('vit_base_patch16_siglip_224', 'B/16', {'classifier': 'map'}),
     ('vit_so400m_patch14_siglip_gap_384', 'So400m/14', {'classifier': 'gap'}),
     ('vit_giantopt_patch16_siglip_256', 'g-opt/16', {'classifier': 'map'}),
-    ('flexivit_large', 'L/16', {'posemb_cls': False}),
+    ('flexivit_large', 'L/16', {'posemb_tokens': 'patches'}),
   ],
 )
 def test_names_of_vits_with_other_fields(name, variant, fields):

@@ -97,7 +97,7 @@ def test_scanned_blocks_agree_with_big_vision(golden):
     'pos_embedding': params.pop('pos_embedding')
   }
   size = dict(patch_size=(8, 8), width=48, depth=3, num_heads=4, mlp_dim=96)
-  size |= dict(num_classes=10, scan=True, posemb_cls=False)
+  size |= dict(num_classes=10, scan=True, posemb_tokens='patches')
   model, expected = (
     vit_jax.create_model('vit', **size),
     golden('training_bigvision_tok'),

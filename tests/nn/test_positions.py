@@ -12,6 +12,7 @@ from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.nn import positions
 from vit_jax.nn.layers import MultiHeadDotProductAttention
+from vit_jax.nn.positions import Rope
 
 D, L, N, DH = 768, 12, 14 * 14 + 1, 64  # B/16 at 224 px, with a class token
 
@@ -186,9 +187,7 @@ def test_relative_positions_are_in_the_scores():
 def test_rotary_positions_rotate_pairs_as_complex_numbers():
   h, w, head = 2, 3, 16
   x = np.random.default_rng(0).standard_normal((1, 7, 1, head)).astype(np.float32)
-  result = np.asarray(
-    positions.rotate(jnp.asarray(x), positions.angles((h, w), 7, head))
-  )
+  result = np.asarray(Rope('rotary', (h, w)).apply({}, x, x)[1])
   np.testing.assert_array_equal(result[0, 0], x[0, 0])  # the class token stays
   pairs = x[..., :8] + 1j * x[..., 8:]
   for n in range(6):
@@ -205,8 +204,7 @@ def test_rotary_scores_depend_on_where_patches_are_to_each_other():
     np.tile(rng.standard_normal((1, 1, 1, 8)), (1, 12, 1, 1)).astype(np.float32)
     for _ in range(2)
   )
-  q, k, bias = positions.rotary((3, 4))(jnp.asarray(q), jnp.asarray(k))
-  assert bias is None
+  q, k = Rope('rotary', (3, 4)).apply({}, q, k)
   scores = np.einsum('bnmd,bsmd->ns', q, k).reshape(3, 4, 3, 4)
   for dy in range(3):
     for dx in range(4):

@@ -285,7 +285,17 @@ CHANGES = {
     | dict(classifier=['gap', 'map', 'none'], representation_size=[8])
     | dict(posemb=['learn2d', 'sincos2d', 'relative', 'rotary', 'none'])
     | dict(posemb_where=['every', 'shared'], attention=['axial'], act=['gelu_erf'])
-    | dict(posemb_cls=[False]),
+    | dict(posemb_tokens=['patches'], cls_token=[True], registers=[2], relpos=['layer'])
+    | dict(
+      rope=['eva', 'mixed'],
+      rope_base=[50.0, (1.0, 2.0, 3.0, 4.0)],
+      rope_reference=[(3, 4)],
+    )
+    | dict(block=['post', 'parallel', 'branches'], mlp=['swiglu'], kv_heads=[(1, 2)])
+    | dict(qkv_bias=['qv'], dense_bias=[False], patch_bias=[False], head_bias=[False])
+    | dict(layer_scale_where=['attention'], norm=['rms'], extra_norms=[('mlp', 'qk')])
+    | dict(final_norm=['pooled', 'none', 'untied'], map_heads=[1], map_mlp_dim=[24])
+    | dict(map_prefix=[True]),
   ),
   'mixer': (
     dict(act='gelu_erf'),
@@ -329,12 +339,18 @@ CHANGES = {
 }
 
 # (format, field, value) -> the value that is read again, of a model of equal outputs
-EQUAL = {('hf', 'posemb_cls', False): True}
+EQUAL = {('hf', 'posemb_tokens', 'patches'): 'prefix'}
 EQUAL |= {(to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf')}
 
 # field -> fields that it needs beside it
 BESIDE = {
   'stem_width': dict(stem_blocks=()),
+  'layer_scale_where': dict(layer_scale=1.0),
+  'map_heads': dict(classifier='map'),
+  'map_mlp_dim': dict(classifier='map'),
+  'map_prefix': dict(classifier='map', cls_token=True),
+  'rope_base': dict(rope='dinov3'),
+  'rope_reference': dict(rope='eva'),
   'attention': dict(posemb='none', classifier='gap'),
   'pretrained_windows': dict(version=2),
   'class_residual': dict(classifier='token'),

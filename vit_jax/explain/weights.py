@@ -57,18 +57,24 @@ def reader(
   """Returns [B or 1, 1, N]: the share of each token in the vector that is classified.
 
   With attention pooling these are its weights, averaged over heads; with a class token,
-  that token alone; otherwise every patch has the same share, and prompts have none.
+  that token alone (with a second head, two of them, or with the mean of
+  patches, half of each); otherwise every patch has the same share, and prompts have none.
 
   Args:
     pooling: [B, 1, N] of attention pooling, or None.
     tokens: N.
     grid: (h, w) of patches.
   """
-  if getattr(models.core(model), 'classifier', None) == 'token':
-    return jax.nn.one_hot(jnp.zeros((1, 1), int), tokens)
+  classifier = getattr(models.core(model), 'classifier', None)
+  first = jax.nn.one_hot(jnp.zeros((1, 1), int), tokens)
+  if classifier == 'token':
+    return first
+  if classifier == 'distilled':
+    return (first + jnp.roll(first, 1, axis=-1)) / 2
   patches = grid[0] * grid[1]
   shares = jnp.full((1, 1, patches), 1 / patches) if pooling is None else pooling
-  return jnp.pad(shares, ((0, 0), (0, 0), (tokens - shares.shape[-1], 0)))
+  shares = jnp.pad(shares, ((0, 0), (0, 0), (tokens - shares.shape[-1], 0)))
+  return (first + shares) / 2 if classifier == 'token_mean' else shares
 
 
 def on_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:

@@ -59,7 +59,7 @@ def _convolved(images, kernel, bias):
   y = lax.conv_general_dilated(
     images, kernel, kernel.shape[:2], 'VALID', dimension_numbers=numbers
   )
-  return y + bias
+  return _plus(y, bias)
 
 
 def _as_product(images, kernel, bias):
@@ -69,8 +69,8 @@ def _as_product(images, kernel, bias):
   return dense(patches.reshape(*patches.shape[:3], size), kernel.reshape(size, D), bias)
 
 
-# Projects each patch: images [B, H, W, C], kernel [ph, pw, C, D] and bias [D], of one dtype,
-# to [B, H / ph, W / pw, D]. On TPUs it is a convolution: to cut images into patches would
+# Projects each patch: images [B, H, W, C], kernel [ph, pw, C, D] and bias [D] or None, of one
+# dtype, to [B, H / ph, W / pw, D]. On TPUs it is a convolution: to cut images into patches would
 # move every pixel, which takes longer than the product. Elsewhere it is a product, because
 # the gradient of the convolution is slow on CPUs.
 embed = by_platform(tpu=_convolved, default=_as_product)

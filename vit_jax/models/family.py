@@ -42,14 +42,15 @@ class Classifier(nn.Module):
   # Of the body; final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
-  def classify(self, x, out: dict, features: bool):
+  def classify(self, x, out: dict, features: bool, head: Callable = linear_head):
     """Returns (logits [B, K] of x [B, D], `out` with x as 'pre_logits').
 
     Args:
       features: whether the caller reads more of `out` than 'pre_logits'.
+      head: maps x, `num_classes` and `head_bias_init` to logits.
     """
     out = {**out, 'pre_logits': x} if features else {'pre_logits': x}
-    return linear_head(x, self.num_classes, self.head_bias_init), out
+    return head(x, self.num_classes, self.head_bias_init), out
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Block(nn.Module):
       self.num_heads,
       dtype=self.dtype,
       kernel_init=_INIT,
-      key_bias=not second,
+      biases=('query', 'value', 'out') if second else ('query', 'key', 'value', 'out'),
       name='attention',
     )
     bias = functools.partial(CosineBias, self.pretrained) if second else TableBias

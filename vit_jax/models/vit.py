@@ -6,32 +6,48 @@ pre-training head has one tanh hidden layer before it; `representation_size` giv
 
 import functools
 import re
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Depth, Share
+from vit_jax.check import Count, Depth, Range, Share
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.kernels import place
 from vit_jax.models.family import Classifier, Family
-from vit_jax.nn import resnet
+from vit_jax.nn import positions, resnet
 from vit_jax.nn.layers import (
   ACTIVATIONS,
+  NORMS,
   Dropout,
-  LayerNorm,
+  LayerScale,
   MAPHead,
   MlpBlock,
   MultiHeadDotProductAttention,
   PatchEmbedding,
   check_images,
+  linear_head,
 )
-from vit_jax.nn.positions import ADDED, POSEMBS, WHERE, Posemb
+from vit_jax.nn.positions import ADDED, POSEMBS, TABLES, TOKENS, WHERE, Posemb, Rope
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
-CLASSIFIERS = ('token', 'gap', 'map', 'none')
+CLASSIFIERS = ('token', 'gap', 'map', 'none', 'token_mean', 'distilled')
+READS_PREFIX = {
+  'token': 1,
+  'token_mean': 1,
+  'distilled': 2,
+}  # tokens before the patches
 ATTENTION = ('full', 'axial')
+ROPES = ('none', *(kind for kind in positions.ROPES if kind != 'rotary'))
+BIASES = {
+  'qkv': ('query', 'key', 'value'),
+  'qv': ('query', 'value'),
+  'none': (),
+}
+BLOCKS = ('pre', 'post', 'parallel', 'branches')
+FINAL_NORMS = ('tokens', 'pooled', 'none', 'untied')
+EXTRA_NORMS = ('patches', 'tokens', 'qk', 'attention', 'mlp')
 
 # width, depth, MLP width, heads. Ti, S: DeiT (arXiv 2012.12877); B, L, H: Table 1 of
 # the paper; M, So400m, mu: big_vision; g, G: arXiv 2106.04560 Table 2; the *-opt
@@ -84,6 +100,18 @@ def variant(name: str) -> dict:
   return dict(fields, stem_blocks=blocks, patch_size=(patch, patch))
 
 
+def has_cls(fields: Mapping) -> bool:
+  """Whether a ViT of these fields has a class token."""
+  if (stated := fields.get('cls_token')) is not None:
+    return stated
+  return fields['classifier'] in READS_PREFIX
+
+
+def prefix(fields: Mapping) -> int:
+  """Returns the number of tokens before the patches of a ViT of these fields."""
+  return has_cls(fields) + fields.get('registers', 0)
+
+
 class EncoderBlock(nn.Module):
   """x + attention(norm(x)), then x + mlp(norm(x)): equations 2 and 3.
 
@@ -103,21 +131,73 @@ class EncoderBlock(nn.Module):
   dtype: jnp.dtype
   grid: tuple[int, int]
   axis: str | None = None
+  block: str = 'pre'
+  norm: str = 'layer'
+  extra_norms: tuple[str, ...] = ()
+  mlp: str = 'mlp'
+  qkv_bias: str = 'qkv'
+  dense_bias: bool = True
+  layer_scale: float | None = None
+  layer_scale_where: str = 'both'
 
   @nn.compact
-  def __call__(self, x, depth_rate=None, *, train: bool = False, num_queries=None):
-    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it."""
-    norm = functools.partial(LayerNorm, self.dtype, self.norm_eps)
-    attention = MultiHeadDotProductAttention(
-      self.num_heads, dtype=self.dtype, name='MultiHeadDotProductAttention_0'
-    )
-    mlp = MlpBlock(self.mlp_dim, self.dropout, self.act, self.dtype, name='MlpBlock_0')
+  def __call__(
+    self,
+    x,
+    depth_rate=None,
+    *,
+    train: bool = False,
+    num_queries=None,
+    bias=None,
+    kv_heads=None,
+  ):
+    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it.
 
-    def attend(y):
+    Args:
+      bias: [1, M, N, N] of scores, shared by all blocks, or None.
+      kv_heads: heads of keys and values; None: `num_heads`.
+    """
+    make_norm = functools.partial(NORMS[self.norm], self.dtype, self.norm_eps)
+    extra = lambda place: make_norm if place in self.extra_norms else None
+    norm = lambda i: make_norm(name=f'LayerNorm_{i}')
+    biases = BIASES[self.qkv_bias] + ('out',) * self.dense_bias
+    table = self.posemb.table('layer', x.shape[1], self.num_heads, self.grid)
+    bias = bias if table is None else table
+
+    def attention(i=0):
+      layer = MultiHeadDotProductAttention(
+        self.num_heads,
+        dtype=self.dtype,
+        biases=biases,
+        kv_heads=kv_heads,
+        qk_norm=extra('qk'),
+        norm=extra('attention'),
+        name=f'MultiHeadDotProductAttention_{i}',
+      )
       if self.axis is not None:
-        return unfold(attention(fold(y, self.grid, self.axis)), self.grid, self.axis)
-      positions = self.posemb.in_attention(self.grid)
-      return attention(y[:, :num_queries], y, positions=positions)
+        return lambda y: unfold(
+          layer(fold(y, self.grid, self.axis)), self.grid, self.axis
+        )
+      positions = self.posemb.in_attention(self.grid, train=train, bias=bias)
+      return lambda y: layer(y[:, :num_queries], y, positions=positions)
+
+    def mlp(i=0):
+      layer = MlpBlock(
+        self.mlp_dim,
+        self.dropout,
+        self.act,
+        self.dtype,
+        use_bias=self.dense_bias,
+        gated=self.mlp == 'swiglu',
+        norm=extra('mlp'),
+        name=f'MlpBlock_{i}',
+      )
+      return functools.partial(layer, train=train)
+
+    def scale(i, y):
+      if self.layer_scale is None or (i and self.layer_scale_where == 'attention'):
+        return y
+      return LayerScale(self.layer_scale, name=f'LayerScale_{i}')(y)
 
     def drop(y):
       y = Dropout(self.dropout)(y, deterministic=not train)
@@ -127,8 +207,18 @@ class EncoderBlock(nn.Module):
     # The two halves of an axial block share one addition, in the first.
     if self.posemb.where == 'every' and self.axis != 'columns':
       x = x + self.posemb.embedding()(x, self.grid)
-    x = x[:, :num_queries] + drop(attend(norm(name='LayerNorm_0')(x)))
-    return x + drop(mlp(norm(name='LayerNorm_1')(x), train=train))
+    first = x[:, :num_queries]
+    if self.block == 'pre':
+      x = first + drop(scale(0, attention()(norm(0)(x))))
+      return x + drop(scale(1, mlp()(norm(1)(x))))
+    if self.block == 'post':
+      x = first + drop(norm(0)(attention()(x)))
+      return x + drop(norm(1)(mlp()(x)))
+    if self.block == 'parallel':
+      y = norm(0)(x)
+      return first + drop(scale(0, attention()(y) + mlp()(y[:, :num_queries])))
+    x = first + sum(drop(scale(i, attention(i)(norm(i)(x)))) for i in (0, 1))
+    return x + sum(drop(scale(i + 2, mlp(i)(norm(i + 2)(x)))) for i in (0, 1))
 
 
 class AxialBlock(nn.Module):
@@ -166,17 +256,23 @@ class Encoder(nn.Module):
 
   Attributes:
     block: makes an `EncoderBlock`, given `grid` and `name`.
+    norm: makes a norm in float32, given `name`.
     rates: rates of stochastic depth of the L blocks.
+    pre_norm: whether there is a norm before the first block.
   """
 
   block: Callable[..., EncoderBlock]
+  num_heads: int
   posemb: Posemb
   attention: str
   rates: tuple[float, ...]
   dropout: float
-  norm_eps: float
+  norm: Callable[..., nn.Module]
   scan: bool
   remat: str
+  pre_norm: bool = False
+  final_norm: str = 'tokens'
+  kv_heads: tuple[int, ...] | None = None
 
   @nn.compact
   def __call__(self, x, grid, *, train=False, num_queries=None, between=None):
@@ -197,12 +293,20 @@ class Encoder(nn.Module):
       x = x + added
       if self.posemb.where == 'shared':
         between = _adds(added, then=between)
-    tokens = x = Dropout(self.dropout)(x, deterministic=not train)
+    x = Dropout(self.dropout)(x, deterministic=not train)
+    if self.pre_norm:
+      x = self.norm(name='pre_norm')(x).astype(x.dtype)
+    tokens = x
     block = functools.partial(self.block, grid=grid)
     if self.attention == 'axial':
       block = functools.partial(AxialBlock, block)
-    last = len(self.rates) - 1
-    queries = lambda i: {'num_queries': num_queries} if i == last else {}
+    last, own = len(self.rates) - 1, {}
+    if num_queries is not None:
+      own |= {last: {'num_queries': num_queries}}
+    if self.kv_heads:
+      own = {i: {'kv_heads': n} | own.get(i, {}) for i, n in enumerate(self.kv_heads)}
+    bias = self.posemb.table('shared', x.shape[1], self.num_heads, grid)
+    shared = {} if bias is None else {'bias': bias}
     x, out = stack(
       block,
       x,
@@ -212,10 +316,22 @@ class Encoder(nn.Module):
       remat=self.remat,
       train=train,
       between=between,
-      more=None if num_queries is None else queries,
+      more=lambda i: own.get(i, {}),
+      shared=shared,
     )
-    x = LayerNorm(eps=self.norm_eps, name='encoder_norm')(x)
+    x = _normalised(x, self.norm, self.final_norm, grid)
     return x, {'tokens': tokens, **out}
+
+
+def _normalised(x, norm, kind: str, grid):
+  if kind in ('none', 'pooled'):
+    return x.astype(jnp.float32)
+  last = norm(name='encoder_norm')
+  if kind == 'tokens':
+    return last(x)
+  before = x.shape[1] - grid[0] * grid[1]
+  first = norm(name='cls_norm')(x[:, :before])
+  return jnp.concatenate([first, last(x[:, before:])], axis=1)
 
 
 def _check(posemb: Posemb, attention: str, tokens: int, grid: tuple[int, int]) -> None:
@@ -260,9 +376,14 @@ class ViT(Classifier):
   # (): only its root; None: no ResNet.
   stem_blocks: tuple[Depth, ...] | None = None
   stem_width: int = 64  # channels of the ResNet's root
-  # token: a learned cls token; gap: mean of tokens; map: attention pooling;
-  # none: every token is classified, logits are [B, N, K].
+  # token: a learned cls token; gap: mean of patches; map: attention pooling of them;
+  # none: every patch is classified, logits are [B, h w, K]; token_mean: cls token and mean
+  # side by side (DINOv2's linear probes); distilled: the mean of two heads, on the cls
+  # token and the first register (DeiT, arXiv 2012.12877).
   classifier: Literal[CLASSIFIERS] = 'token'
+  cls_token: bool | None = None  # None: only where the classifier reads it
+  # Register tokens behind the cls token (arXiv 2309.16588). DeiT's distillation token is one.
+  registers: Annotated[int, Range(0, 2**16)] = 0
   # Width of the tanh layer before the head (paper 3.2); None: no such layer.
   representation_size: int | None = None
   # learn, learn2d, sincos2d are added to tokens; relative and rotary act in attention.
@@ -271,12 +392,49 @@ class ViT(Classifier):
   # block, each with a table of its own; shared: before every block, from one table.
   posemb_where: Literal[WHERE] = 'stem'
   posemb_std: float | None = 0.02  # deviation of initial values; None: 1 / sqrt(width)
-  # Whether the class token has a learned position too; not in big_vision and FlexiViT.
-  posemb_cls: bool = True
+  # Tokens with a learned position beside the patches: all; the cls token alone (DINOv2);
+  # none (big_vision, DeiT III, FlexiViT).
+  posemb_tokens: Literal[TOKENS] = 'prefix'
+  rope: Literal[ROPES] = 'none'  # rotary positions of patches, see `nn.positions.ROPES`
+  rope_base: float | tuple[float, ...] | None = None  # None: the kind's; or all periods
+  rope_reference: tuple[int, int] | None = (
+    None  # grid that 'eva' and 'pe' scale places to
+  )
+  # (shift, jitter, rescale) of places in training, arXiv 2508.10104, section 3.2.
+  rope_augment: tuple[float, float, float] | None = None
+  # Learned biases of scores by offset (BEiT, arXiv 2106.08254), of each layer or of all.
+  relpos: Literal[TABLES] = 'none'
   # axial (section D.6): each block is one along rows, then one along columns.
   attention: Literal[ATTENTION] = 'full'
+  # post: x + norm(f(x)) (Swin V2, EVA-02-E); parallel: x + attention(y) + mlp(y), with one
+  # norm (arXiv 2302.05442); branches: two attentions, then two MLPs (arXiv 2203.09795).
+  block: Literal[BLOCKS] = 'pre'
+  mlp: Literal['mlp', 'swiglu'] = 'mlp'  # swiglu: gated (arXiv 2002.05202)
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
-  norm_eps: float = 1e-6  # every LayerNorm's; transformers' ViT has 1e-12 by default
+  qkv_bias: Literal[tuple(BIASES)] = (
+    'qkv'  # projections with a bias; qv in BEiT, DINOv3
+  )
+  dense_bias: bool = True  # the attention's last projection and the MLP; not in AIMv2
+  patch_bias: bool = True  # not in CLIP
+  head_bias: bool = True  # not in CLIP's projection
+  kv_heads: tuple[int, ...] | None = (
+    None  # per layer (arXiv 2305.13245); None: num_heads
+  )
+  layer_scale: float | None = None  # initial value (CaiT, arXiv 2103.17239); None: none
+  layer_scale_where: Literal['both', 'attention'] = 'both'
+  norm: Literal[tuple(NORMS)] = 'layer'
+  norm_eps: float = 1e-6  # every norm's; transformers' ViT has 1e-12 by default
+  # Further norms: patches before positions (AIMv2), tokens before the first block (CLIP),
+  # queries and keys, the attention's output and the MLP's hidden layer (EVA-02).
+  extra_norms: tuple[Literal[EXTRA_NORMS], ...] = ()
+  # pooled: behind the pooling, as timm's for means; untied: cls token and registers have
+  # one of their own (arXiv 2508.10104).
+  final_norm: Literal[FINAL_NORMS] = 'tokens'
+  map_heads: Count | None = None  # heads of attention pooling; None: num_heads
+  map_mlp_dim: Count | None = None  # None: mlp_dim
+  map_prefix: bool = (
+    False  # whether it sees cls token and registers (Perception Encoder)
+  )
   dropout: Share = 0.0  # paper B.1: after the embedding and every dense but q, k, v
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   scan: bool = False  # blocks as one scanned block with stacked parameters
@@ -290,16 +448,16 @@ class ViT(Classifier):
         whole patch are cut off, as by big_vision and timm: SigLIP reads 378 of 384 px.
       train: dropout and stochastic depth, which need the 'dropout' rng.
       features: whether the caller reads more of `out` than 'pre_logits'. If not, the
-        last block (unless scanned) computes the class token alone.
+        last block (unless scanned) computes only the tokens that are classified.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens'
-      [B, N, D] with positions added, 'block00', ... [B, N, D], 'encoded' [B, N, D]
-      after the final norm, 'pre_logits' [B, D]; of hybrids also 'root', 'stage1', ...
+      [B, N, D] before the first block, 'block00', ... [B, N, D], 'encoded' [B, N, D]
+      after the final norm of tokens, 'pre_logits' [B, D]; of hybrids also 'root', 'stage1', ...
       [B, h, w, C]. With `features=False` only 'pre_logits'.
     """
     check_images(images)
-    choose('classifier', self.classifier, CLASSIFIERS)
+    self._check()
     out, stride = {}, resnet.stride(self.stem_blocks)
     if self.stem_blocks is None:
       down, across = (
@@ -312,55 +470,127 @@ class ViT(Classifier):
         images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
       )
     embedding = PatchEmbedding(
-      self.width, self.patch_size, self.dtype, stride, name='embedding'
+      self.width, self.patch_size, self.dtype, stride, self.patch_bias, name='embedding'
     )
     out['stem'] = x = embedding(x)
     B, h, w, D = x.shape
     x = x.reshape(B, h * w, D)
-    if self.classifier == 'token':
-      cls = self.param('cls', nn.initializers.zeros_init(), (1, 1, D), jnp.float32)
-      cls = jnp.broadcast_to(cls.astype(x.dtype), (B, 1, D))
-      x = jnp.concatenate([cls, x], axis=1)  # [B, 1 + h w, D]
+    if 'patches' in self.extra_norms:
+      x = NORMS[self.norm](self.dtype, self.norm_eps, name='embedding_norm')(x)
+    prefix = self._prefix(x)
+    if prefix:
+      x = jnp.concatenate([*prefix, x], axis=1)  # [B, P + h w, D]
 
     # Nothing else of the last block reaches the logits: 7 % of a step at depth 12.
-    num_queries = 1 if self.classifier == 'token' and not features else None
+    read = {'token': 1, 'distilled': 2}.get(self.classifier)
+    num_queries = None if features or self.final_norm == 'untied' else read
     x, blocks = self._encoder()(x, (h, w), train=train, num_queries=num_queries)
     out |= blocks
     out['encoded'] = x
-
-    if self.classifier == 'token':
-      x = x[:, 0]
-    elif self.classifier == 'gap':
-      x = x.mean(axis=1)
-    elif self.classifier == 'map':
-      x = MAPHead(
-        self.num_heads, self.mlp_dim, self.act, self.norm_eps, name='MAPHead_0'
-      )(x)
+    x = self._pooled(x)
+    if self.final_norm == 'pooled':
+      x = NORMS[self.norm](eps=self.norm_eps, name='pooled_norm')(x)
     if self.representation_size is not None:
       x = nn.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
-    return self.classify(x, out, features)
+    head = functools.partial(linear_head, use_bias=self.head_bias)
+    if self.classifier != 'distilled':
+      return self.classify(x, out, features, head)
+    other = head(x[:, 1], self.num_classes, self.head_bias_init, name='head_dist')
+    logits, out = self.classify(x[:, 0], out, features, head)
+    return (logits + other) / 2, out | {'pre_logits': x.mean(axis=1)}
+
+  @property
+  def prefix(self) -> int:
+    """The number of tokens before the patches: cls token and registers."""
+    return prefix(vars(self))
+
+  def _check(self) -> None:
+    choose('classifier', self.classifier, CLASSIFIERS)
+    needs = READS_PREFIX.get(self.classifier, 0)
+    if self.prefix < needs or (needs and not has_cls(vars(self))):
+      more = 'a class token' + (' and registers=1' if needs == 2 else '')
+      raise UserError(f'classifier={self.classifier!r} needs {more}.')
+    if self.kv_heads and (self.scan or len(self.kv_heads) != self.depth):
+      raise UserError(
+        f'kv_heads={self.kv_heads}: expected a number for each of the {self.depth} blocks, '
+        'and scan=False.'
+      )
+
+  def _prefix(self, x) -> list:
+    """Returns the cls token [B, 1, D] and the registers [B, R, D], those that exist."""
+    (B, _, D), prefix = x.shape, []
+    starts = nn.initializers.zeros_init(), nn.initializers.normal(1e-6)  # timm's
+    names = {'cls': int(has_cls(vars(self))), 'registers': self.registers}
+    for (name, number), start in zip(names.items(), starts, strict=True):
+      if number:
+        tokens = self.param(name, start, (1, number, D), jnp.float32)
+        prefix.append(jnp.broadcast_to(tokens.astype(x.dtype), (B, number, D)))
+    return prefix
+
+  def _pooled(self, x):
+    """Returns the vectors [B, D] that are classified; [B, 2, D] if 'distilled'."""
+    P = self.prefix
+    patches = x[:, P:] if P else x
+    match self.classifier:
+      case 'token':
+        return x[:, 0]
+      case 'distilled':
+        return x[:, :2]
+      case 'token_mean':
+        return jnp.concatenate([x[:, 0], patches.mean(axis=1)], axis=-1)
+      case 'gap':
+        return patches.mean(axis=1)
+      case 'map':
+        return MAPHead(
+          self.map_heads or self.num_heads,
+          self.map_mlp_dim or self.mlp_dim,
+          self.act,
+          self.norm_eps,
+          name='MAPHead_0',
+        )(x if self.map_prefix else patches)
+    return patches
 
   def _encoder(self) -> Encoder:
-    posemb = Posemb(self.posemb, self.posemb_where, self.posemb_std, self.posemb_cls)
+    rope = None
+    if self.rope != 'none':
+      rope = functools.partial(
+        Rope,
+        self.rope,
+        base=self.rope_base,
+        reference=self.rope_reference,
+        first=int(self.rope == 'pe' and has_cls(vars(self))),
+        augment=self.rope_augment,
+      )
+    posemb = Posemb(
+      self.posemb,
+      self.posemb_where,
+      self.posemb_std,
+      self.posemb_tokens,
+      rope,
+      self.relpos,
+    )
     block = functools.partial(
       EncoderBlock,
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      act=self.act,
-      norm_eps=self.norm_eps,
       posemb=posemb,
-      dropout=self.dropout,
-      dtype=self.dtype,
+      **{
+        name: getattr(self, name)
+        for name in EncoderBlock.__dataclass_fields__
+        if name in ViT.__dataclass_fields__ and name not in ('posemb', 'parent', 'name')
+      },
     )
     return Encoder(
       block,
+      self.num_heads,
       posemb,
       attention=self.attention,
       rates=tuple(depth_rates(self.stochastic_depth, self.depth)),
       dropout=self.dropout,
-      norm_eps=self.norm_eps,
+      norm=functools.partial(NORMS[self.norm], eps=self.norm_eps),
       scan=self.scan,
       remat=self.remat,
+      pre_norm='tokens' in self.extra_norms,
+      final_norm=self.final_norm,
+      kv_heads=self.kv_heads,
       name='Transformer',
     )
 
@@ -395,7 +625,7 @@ PUBLISHED = (
   (r'deit_(tiny|small|base)_patch(16)(?:_\d+)?', _timm),
   (
     r'flexivit_(small|base|large)',
-    lambda size: (f'{_TIMM[size]}/16', {'posemb_cls': False}),
+    lambda size: (f'{_TIMM[size]}/16', {'posemb_tokens': 'patches'}),
   ),
   # Google: ViT-B_16, R50+ViT-B_16.
   (
@@ -411,11 +641,12 @@ FAMILY = Family(
   model=ViT,
   variant=variant,
   blocks=r'(?P<block>Transformer/encoderblock)(?:_(?P<layer>\d+))?/.*',
-  before=r'embedding/.*|cls|Transformer/posembed_input/.*|conv_root/.*|gn_root/.*|block\d+/.*',
+  before=r'embedding(_norm)?/.*|cls|registers|Transformer/(posembed_input|pre_norm|relpos)/.*'
+  r'|conv_root/.*|gn_root/.*|block\d+/.*',
   matrices=(
     (r'.*/(query|key|value)/kernel', ((-3,), (-2, -1))),
     (r'.*/MultiHeadDotProductAttention_\d+/out/kernel', ((-3, -2), (-1,))),
-    (r'Transformer/encoderblock.*/Dense_\d+/kernel', ((-2,), (-1,))),
+    (r'Transformer/encoderblock.*/(Dense_\d+|gate)/kernel', ((-2,), (-1,))),
   ),
   branch_ends=r'Transformer/encoderblock_\d+/(?:\w+/)?MlpBlock_0',
   prompts=('prepend', 'before_positions', 'add'),

@@ -19,8 +19,10 @@ from vit_jax.kernels.attention import attend
 ACTIVATIONS = {
   'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
   'gelu_erf': lambda x: jax.nn.gelu(x, approximate=False),
+  'quick_gelu': lambda x: x * jax.nn.sigmoid(1.702 * x),  # OpenAI's CLIP
+  'silu': jax.nn.silu,  # gated MLPs (SwiGLU, arXiv 2002.05202)
+  'relu': jax.nn.relu,  # DETR
 }
-_ALL_ACTIVATIONS = {**ACTIVATIONS, 'relu': jax.nn.relu}  # relu is DETR's.
 _GROUPS = 32  # Groups of channels in every published model with GroupNorm.
 
 
@@ -108,6 +110,37 @@ class LayerNorm(nn.Module):
     return layers.layer_norm(x, scale, bias, self.eps, self.dtype)
 
 
+class RMSNorm(nn.Module):
+  """Divides the last axis by its root mean square (arXiv 1910.07467); parameter `scale`."""
+
+  dtype: jnp.dtype = jnp.float32
+  eps: float = 1e-6
+
+  @nn.compact
+  def __call__(self, x):
+    """Maps [..., D] to [..., D] of `dtype`."""
+    width = x.shape[-1:]
+    scale = param(self, 'scale', lambda rng: jnp.ones(width), width)
+    wide = x.astype(jnp.float32)
+    mean = jnp.square(wide).mean(-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(mean + self.eps) * scale).astype(self.dtype)
+
+
+NORMS = {'layer': LayerNorm, 'rms': RMSNorm}
+
+
+class LayerScale(nn.Module):
+  """gamma * x, of a residual branch (CaiT, arXiv 2103.17239); parameter `gamma` [D]."""
+
+  init: float
+
+  @nn.compact
+  def __call__(self, x):
+    width = x.shape[-1:]
+    gamma = param(self, 'gamma', lambda rng: jnp.full(width, self.init), width)
+    return x * gamma.astype(x.dtype)
+
+
 def group_norm(
   x, name: str, *, eps: float = 1e-6, zero_scale: bool = False, dtype=jnp.float32
 ):
@@ -141,7 +174,12 @@ def group_norm(
 
 
 class MlpBlock(nn.Module):
-  """Dense, activation, dropout, Dense: [..., D] -> [..., outputs or D]."""
+  """Dense, activation, dropout, Dense: [..., D] -> [..., outputs or D].
+
+  Attributes:
+    gated: multiplies the first Dense by act(gate(x)) instead (arXiv 2002.05202).
+    norm: makes a norm, given `name`, before the last Dense; None: there is none.
+  """
 
   hidden: int
   dropout: float = 0.0
@@ -150,26 +188,48 @@ class MlpBlock(nn.Module):
   kernel_init: Callable = nn.initializers.xavier_uniform()
   bias_init: Callable = nn.initializers.normal(1e-6)
   outputs: int | None = None
+  use_bias: bool = True
+  gated: bool = False
+  norm: Callable[..., nn.Module] | None = None
 
   @nn.compact
   def __call__(self, x, *, train: bool = False):
     dense = functools.partial(
-      Dense, kernel_init=self.kernel_init, bias_init=self.bias_init, dtype=self.dtype
+      Dense,
+      use_bias=self.use_bias,
+      kernel_init=self.kernel_init,
+      bias_init=self.bias_init,
+      dtype=self.dtype,
     )
-    act = choose('activation', self.act, _ALL_ACTIVATIONS)
-    y = act(dense(self.hidden, name='Dense_0')(x))
+    act = choose('activation', self.act, ACTIVATIONS)
+    y = dense(self.hidden, name='Dense_0')(x)
+    y = act(dense(self.hidden, name='gate')(x)) * y if self.gated else act(y)
     y = Dropout(self.dropout)(y, deterministic=not train)
+    y = y if self.norm is None else self.norm(name='norm')(y)
     return dense(self.outputs or x.shape[-1], name='Dense_1')(y)
 
 
 class MultiHeadDotProductAttention(nn.Module):
-  """Projects to M heads, attends, and projects back."""
+  """Projects to M heads, attends, and projects back.
+
+  Attributes:
+    dropout: rate of the attention weights.
+    biases: projections with a bias. That of keys cancels in the softmax of plain products.
+    kv_heads: heads of keys and values, each of which M / kv_heads queries share
+      (arXiv 2305.13245); None: M.
+    qk_norm: makes a norm of each head's queries and keys (arXiv 2302.05442), given
+      `name`; None: there is none.
+    norm: makes a norm before the last projection, given `name`; None: there is none.
+  """
 
   num_heads: int
-  dropout: float = 0.0  # rate of the attention weights
+  dropout: float = 0.0
   dtype: jnp.dtype = jnp.float32
   kernel_init: Callable = nn.initializers.xavier_uniform()
-  key_bias: bool = True  # It cancels in the softmax of plain products.
+  biases: tuple[str, ...] = ('query', 'key', 'value', 'out')
+  kv_heads: int | None = None
+  qk_norm: Callable[..., nn.Module] | None = None
+  norm: Callable[..., nn.Module] | None = None
 
   @nn.compact
   def __call__(
@@ -199,22 +259,38 @@ class MultiHeadDotProductAttention(nn.Module):
         f'num_heads={self.num_heads} does not divide the width {width}: each head has '
         'width / num_heads channels.'
       )
-    dense = functools.partial(
-      Dense, width, kernel_init=self.kernel_init, dtype=self.dtype
+    dense = lambda width, name, **axes: Dense(
+      width,
+      use_bias=name in self.biases,
+      kernel_init=self.kernel_init,
+      dtype=self.dtype,
+      name=name,
+      **axes,
     )
-    heads = (self.num_heads, width // self.num_heads)
-    project = lambda x, name, **kw: dense(outputs=heads, name=name, **kw)(x).reshape(
-      *x.shape[:2], *heads
-    )
-    query = project(inputs_q, 'query')
-    key = project(inputs_k, 'key', use_bias=self.key_bias)
+    head = width // self.num_heads
+
+    def project(x, name, number):
+      y = dense(number * head, name, outputs=(number, head))(x)
+      return y.reshape(*x.shape[:2], number, head)
+
+    shared = self.kv_heads or self.num_heads
+    query = project(inputs_q, 'query', self.num_heads)
+    key = project(inputs_k, 'key', shared)
+    if self.qk_norm is not None:
+      query = self.qk_norm(name='query_norm')(query)
+      key = self.qk_norm(name='key_norm')(key)
     if positions is not None:
       query, key, bias = positions(query, key)
-    value = project(inputs_kv, 'value')
+    value = project(inputs_kv, 'value', shared)
+    if shared != self.num_heads:
+      key, value = (
+        jnp.repeat(x, self.num_heads // shared, axis=2) for x in (key, value)
+      )
     dropout = self.dropout if train else 0.0
     x = attend_in(self, query, key, value, bias, mask=mask, dropout=dropout)
     x = checkpoint_name(x.reshape(inputs_q.shape), ATTENDED)
-    return dense(inputs=heads, name='out')(x)
+    x = x if self.norm is None else self.norm(name='norm')(x)
+    return dense(width, 'out', inputs=(self.num_heads, head))(x)
 
 
 def attend_in(
@@ -288,6 +364,7 @@ class PatchEmbedding(nn.Module):
   patch_size: tuple[int, int]
   dtype: jnp.dtype
   stride: int = 1
+  use_bias: bool = True
 
   @nn.compact
   def __call__(self, x):
@@ -304,12 +381,21 @@ class PatchEmbedding(nn.Module):
     flat = (math.prod(shape[:3]), self.width)
     start = lambda rng: nn.initializers.lecun_normal()(rng, flat).reshape(shape)
     kernel = param(self, 'kernel', start, shape)
-    bias = param(self, 'bias', lambda rng: jnp.zeros(self.width), (self.width,))
+    bias = None
+    if self.use_bias:
+      bias = param(self, 'bias', lambda rng: jnp.zeros(self.width), (self.width,))
     return layers.embed(*nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype))
 
 
-def linear_head(x, num_classes: int | None, bias_init: float = 0.0):
-  """Maps x [B, D] to logits [B, K] by a layer `head`; without classes returns x.
+def linear_head(
+  x,
+  num_classes: int | None,
+  bias_init: float = 0.0,
+  *,
+  use_bias: bool = True,
+  name: str = 'head',
+):
+  """Maps x [B, D] to logits [B, K] by a layer `name`; without classes returns x.
 
   For use in a compact module. The kernel starts at 0, so all logits start at `bias_init`.
   """
@@ -317,9 +403,10 @@ def linear_head(x, num_classes: int | None, bias_init: float = 0.0):
     return x
   return nn.Dense(
     num_classes,
+    use_bias=use_bias,
     kernel_init=nn.initializers.zeros_init(),
     bias_init=nn.initializers.constant(bias_init),
-    name='head',
+    name=name,
   )(x)
 
 

@@ -3,6 +3,7 @@
 Table 8 of the ViT paper compares them; section D.4 defines them.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -16,20 +17,33 @@ ADDED = ('learn', 'learn2d', 'sincos2d')  # added to tokens
 IN_ATTENTION = ('relative', 'rotary')  # in queries and keys, in every block
 POSEMBS = (*ADDED, *IN_ATTENTION, 'none')
 WHERE = ('stem', 'every', 'shared')
+TOKENS = ('prefix', 'cls', 'patches')
+TABLES = ('none', 'layer', 'shared')
 
 
 class Posemb(NamedTuple):
-  """The positions of a Transformer; `models.vit.ViT` documents the fields."""
+  """The positions of a Transformer; `models.vit.ViT` documents the fields.
+
+  Attributes:
+    rope: makes a `Rope`, given `grid` and `name`; None: there is none.
+    relpos: whether and where there are tables of `TableOfOffsets`.
+  """
 
   kind: str
   where: str
   std: float | None
-  cls: bool
+  tokens: str = 'prefix'
+  rope: Callable[..., 'Rope'] | None = None
+  relpos: str = 'none'
 
   def check(self) -> None:
     """Raises UserError for an unknown kind or place, or a place that excludes the kind."""
     choose('posemb', self.kind, POSEMBS)
     choose('posemb_where', self.where, WHERE)
+    choose('posemb_tokens', self.tokens, TOKENS)
+    choose('relpos', self.relpos, TABLES)
+    if self.kind == 'relative' and (self.rope or self.relpos != 'none'):
+      raise UserError("posemb='relative' excludes rope and relpos: leave them out.")
     if self.where != 'stem' and self.kind not in ADDED:
       raise UserError(
         f'posemb_where={self.where!r} is for positions that are added to tokens, a posemb '
@@ -38,13 +52,34 @@ class Posemb(NamedTuple):
 
   def embedding(self) -> 'PositionEmbedding':
     """Returns the module of positions that are added to tokens."""
-    return PositionEmbedding(self.kind, self.std, self.cls, name='posembed_input')
+    return PositionEmbedding(self.kind, self.std, self.tokens, name='posembed_input')
 
-  def in_attention(self, grid: tuple[int, int]):
-    """Returns the `positions` of `MultiHeadDotProductAttention`, or None."""
+  def table(self, where: str, tokens: int, num_heads: int, grid: tuple[int, int]):
+    """Returns the bias [1, M, N, N] of a table of offsets at this place, or None."""
+    if self.relpos != where:
+      return None
+    return TableOfOffsets(num_heads, grid, name='relpos')(tokens)
+
+  def in_attention(self, grid: tuple[int, int], *, train: bool = False, bias=None):
+    """Returns the `positions` of `MultiHeadDotProductAttention`, or None.
+
+    Args:
+      bias: [1, M, S, S], of `table`, or None.
+    """
     if self.kind == 'relative':
       return RelativePositions(grid, self.std, name='posembed_relative')
-    return rotary(grid) if self.kind == 'rotary' else None
+    rope = self.rope and self.rope(grid=grid, name='rope')
+    if self.kind == 'rotary':
+      rope = Rope('rotary', grid)
+    if rope is None and bias is None:
+      return None
+
+    def positions(query, key):
+      if rope is not None:
+        query, key = rope(query, key, train=train)
+      return query, key, None if bias is None else bias[:, :, : query.shape[1]]
+
+    return positions
 
 
 class PositionEmbedding(nn.Module):
@@ -57,12 +92,13 @@ class PositionEmbedding(nn.Module):
       `pos_embedding_cls` [1, N - h w, D] for tokens outside the grid; 'sincos2d': see
       `sincos2d`, zero for tokens outside the grid.
     std: standard deviation of the initial values; None: 1 / sqrt(D).
-    cls: whether tokens outside the grid have rows too; if not, theirs is zero.
+    tokens: which tokens outside the grid have rows too: all ('prefix'), the first ('cls'),
+      or none ('patches'). The others have zeros.
   """
 
   kind: str
   std: float | None
-  cls: bool
+  tokens: str = 'prefix'
 
   @nn.compact
   def __call__(self, x, grid: tuple[int, int]):
@@ -76,7 +112,7 @@ class PositionEmbedding(nn.Module):
       UserError: for another grid than that of the tables.
     """
     (_, N, D), (h, w) = x.shape, grid
-    others = N - h * w if self.cls else 0
+    others = {'prefix': N - h * w, 'cls': min(N - h * w, 1), 'patches': 0}[self.tokens]
 
     def table(name, rows, width):
       check_rows(self, name, rows, axis=1, grid=grid)
@@ -100,7 +136,10 @@ class PositionEmbedding(nn.Module):
     else:
       added = sincos2d(h, w, D)
     if without := N - added.shape[1]:
+      others = added.shape[1] - h * w
+      outside, added = added[:, :others], added[:, others:]
       added = jnp.pad(added, ((0, 0), (without, 0), (0, 0)))
+      added = jnp.concatenate([outside, added], axis=1) if others else added
     return jnp.asarray(added, x.dtype)
 
 
@@ -142,6 +181,36 @@ class RelativePositions(nn.Module):
       preferred_element_type=jnp.float32,
     )
     return query, key, bias
+
+
+class TableOfOffsets(nn.Module):
+  """A bias of scores, learned per head and offset in the grid (BEiT, arXiv 2106.08254).
+
+  The offset of a key from a query has the row (dy + h - 1)(2 w - 1) + dx + w - 1 of `table`
+  [R, M], with (dy, dx) from key to query. Three more rows are for pairs with a token before
+  the patches: from it to a patch, from a patch to it, and among themselves.
+
+  Attributes:
+    grid: (h, w) of the patches.
+  """
+
+  num_heads: int
+  grid: tuple[int, int]
+
+  @nn.compact
+  def __call__(self, tokens: int):
+    """Returns the bias [1, M, N, N] in float32 of N tokens, the last of them the grid's."""
+    h, w = self.grid
+    before, pairs = tokens - h * w, (2 * h - 1) * (2 * w - 1)
+    rows = pairs + 3 * bool(before)
+    check_rows(self, 'table', rows, axis=-2, grid=self.grid)
+    table = self.param('table', nn.initializers.zeros_init(), (rows, self.num_heads))
+    y, x = (n.ravel() for n in np.mgrid[:h, :w])
+    index = (y[:, None] - y + h - 1) * (2 * w - 1) + x[:, None] - x + w - 1
+    index = np.pad(index, ((before, 0), (before, 0)), constant_values=pairs)
+    index[before:, :before] = pairs + 1
+    index[:before, :before] = pairs + 2
+    return jnp.take(table, index, axis=0).transpose(2, 0, 1)[None]
 
 
 def check_rows(
@@ -218,45 +287,145 @@ def sine_of_mask(
   return jnp.concatenate(parts, -1)
 
 
-def angles(
-  grid: tuple[int, int], tokens: int, head: int, base: float = 100.0
-) -> np.ndarray:
-  """Returns the angles of 2-D axial rotary positions, [N, Dh / 2] in float32.
+# -- rotary positions -------------------------------------------------------------------
 
-  RoFormer (arXiv 2104.09864, equation 15) along each axis of the image, as "RoPE-Axial"
-  of arXiv 2403.13298, equations 5 and 6. The Dh / 4 frequencies, base ** (-4 i / Dh), are
-  multiplied by a patch's row in the first half and by its column in the second, from 0.
 
-  Args:
-    grid: (h, w) of the last h * w tokens. Tokens before them (cls) have angles of 0.
-    tokens: N.
-    head: Dh, channels of a head, a multiple of 4.
-    base: base of the frequencies; 100 in arXiv 2403.13298.
+class Kind(NamedTuple):
+  """How published models rotate queries and keys by the places of their patches.
+
+  RoFormer (arXiv 2104.09864, equation 15) along both axes of the image. Tokens before the
+  patches are not rotated.
+
+  Attributes:
+    axes: the axis of the first and of the second Dh / 4 angles.
+    interleaved: whether channels 2 j and 2 j + 1 are the pair that angle j turns, as in
+      EVA-02, or j and j + Dh / 2, as in DINOv3.
+    base: frequencies are base ** (-k / (Dh / 4)), k = 0, 1, ...
   """
-  if head % 4:
-    raise UserError(
-      f'posemb rotary needs heads of a multiple of 4 channels, not {head}: choose '
-      'another num_heads (each has width / num_heads).'
+
+  axes: str
+  interleaved: bool
+  base: float
+
+
+ROPES = {
+  # By row and column, from 0: RoPE-Axial of arXiv 2403.13298, equations 5 and 6.
+  'rotary': Kind('yx', False, 100.0),
+  'axial': Kind('xy', True, 100.0),  # the same in the authors' files
+  # RoPE-Mixed of arXiv 2403.13298, equation 7: frequencies of x and y are learned.
+  'mixed': Kind('xy', True, 10.0),
+  # EVA-02 (arXiv 2303.11331) and Perception Encoder (arXiv 2504.13181).
+  'eva': Kind('yx', True, 10_000.0),
+  'pe': Kind('xy', True, 10_000.0),
+  # DINOv3 (arXiv 2508.10104): places in [-1, 1], angles of up to 2 pi.
+  'dinov3': Kind('yx', False, 100.0),
+}
+
+
+class Rope(nn.Module):
+  """Rotates queries and keys by the places of their patches in a grid.
+
+  Attributes:
+    kind: one of ROPES. 'mixed' has parameters `frequencies` [2, M, Dh / 2].
+    grid: (h, w) of the last h * w tokens.
+    base: None: the kind's own; or all Dh / 4 periods.
+    reference: the grid (h, w) that places of 'eva' and 'pe' are scaled to, or None.
+    first: the number of the first row and column; 'pe' counts from 1 behind a class token.
+    augment: (shift, jitter, rescale) of the places of 'dinov3' in training, or None.
+  """
+
+  kind: str
+  grid: tuple[int, int]
+  base: float | tuple[float, ...] | None = None
+  reference: tuple[int, int] | None = None
+  first: int = 0
+  augment: tuple[float, float, float] | None = None
+
+  @nn.compact
+  def __call__(self, query, key, *, train: bool = False):
+    """Rotates query [B, N, M, Dh], of the first N of S tokens, and key [B, S, M, Dh]."""
+    kind, (M, Dh) = ROPES[self.kind], query.shape[2:]
+    if Dh % 4:
+      raise UserError(
+        f'rope and posemb rotary need heads of a multiple of 4 channels, not {Dh}: choose '
+        'another num_heads (each has width / num_heads).'
+      )
+    places = self._places(kind, train)  # [h w, 2]
+    if self.kind == 'mixed':
+      by = self.param('frequencies', _random_directions(kind.base), (2, M, Dh // 2))
+      angles = jnp.einsum('na,amd->nmd', places, by, precision='highest')
+    else:
+      angles = self._angles(kind, places, Dh)[:, None]
+    before = key.shape[1] - len(angles)
+    xp = np if isinstance(angles, np.ndarray) else jnp
+    angles = xp.pad(angles, ((before, 0), (0, 0), (0, 0)))  # [S, 1 or M, Dh / 2]
+    turn = lambda x: rotate(x, angles[: x.shape[1]], kind.interleaved)
+    return turn(query), turn(key)
+
+  def _places(self, kind: Kind, train: bool):
+    steps = [np.arange(n) + self.first for n in self.grid]
+    if self.kind == 'dinov3':
+      steps = [2 * (i + 0.5) / n - 1 for i, n in zip(steps, self.grid, strict=True)]
+    elif self.reference is not None:
+      sizes = zip(steps, self.grid, self.reference, strict=True)
+      steps = [i / n * to for i, n, to in sizes]
+    places = dict(zip('yx', np.meshgrid(*steps, indexing='ij'), strict=True))
+    places = np.stack([places[axis].ravel() for axis in kind.axes], axis=1)
+    if not (self.augment and train):
+      return places
+    # Of DINOv3's released code: a shift and a stretch per axis, and one of both.
+    shift, *stretch = self.augment
+    keys = jax.random.split(self.make_rng('dropout'), 3)
+    places = places + jax.random.uniform(keys[0], (2,), minval=-shift, maxval=shift)
+    for key, most, axes in zip(keys[1:], stretch, (2, 1), strict=True):
+      log = jnp.log(most)
+      places = places * jnp.exp(
+        jax.random.uniform(key, (axes,), minval=-log, maxval=log)
+      )
+    return places
+
+  def _angles(self, kind: Kind, places, head: int):
+    if isinstance(self.base, tuple):
+      if len(self.base) != head // 4:
+        raise UserError(
+          f'rope_base has {len(self.base)} periods, expected {head // 4}.'
+        )
+      frequencies = 1 / np.asarray(self.base)
+    else:
+      base = kind.base if self.base is None else self.base
+      frequencies = base ** (-np.arange(head // 4) / (head // 4))
+    if self.kind == 'dinov3':
+      frequencies = 2 * np.pi * frequencies
+    angles = places[:, :, None] * frequencies
+    return angles.reshape(len(places), -1).astype(np.float32)
+
+
+def _random_directions(base: float):
+  """Initial frequencies of RoPE-Mixed: of each head along a random pair of axes."""
+
+  def init(key, shape):
+    _, M, half = shape
+    size = base ** (-jnp.arange(half // 2) / (half // 2))
+    turn = jax.random.uniform(key, (M, 1), maxval=2 * jnp.pi)
+    along = lambda wave: jnp.concatenate(
+      [size * wave(turn), size * wave(turn + jnp.pi / 2)], axis=1
     )
-  h, w = grid
-  frequencies = base ** (-np.arange(head // 4) / (head // 4))
-  y, x = (np.outer(axis.ravel(), frequencies) for axis in np.mgrid[:h, :w])
-  both = np.concatenate([y, x], axis=1).astype(np.float32)
-  return np.pad(both, ((tokens - h * w, 0), (0, 0)))
+    return jnp.stack([along(jnp.cos), along(jnp.sin)])
+
+  return init
 
 
-def rotate(x, angles: np.ndarray):
-  """Rotates channels i and i + Dh / 2 of x [B, N, M, Dh], as a pair, by angles[:, i]."""
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]  # [N, 1, Dh / 2]
-  return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)
-
-
-def rotary(grid: tuple[int, int]):
-  """Returns the `positions` of `MultiHeadDotProductAttention` that rotate by `angles`."""
-
-  def positions(query, key):
-    by = angles(grid, key.shape[1], key.shape[-1])
-    return rotate(query, by[: query.shape[1]]), rotate(key, by), None
-
-  return positions
+def rotate(x, angles, interleaved: bool = False):
+  """Rotates pairs of channels of x [B, N, M, Dh] by angles [N, 1 or M, Dh / 2]."""
+  xp = np if isinstance(angles, np.ndarray) else jnp
+  cos, sin = xp.cos(angles), xp.sin(angles)
+  wide = x.astype(jnp.float32)
+  if interleaved:
+    wide = wide.reshape(*wide.shape[:-1], -1, 2)
+    a, b = wide[..., 0], wide[..., 1]
+  else:
+    a, b = jnp.split(wide, 2, axis=-1)
+  turned = (a * cos - b * sin, a * sin + b * cos)
+  if interleaved:
+    return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
+  return jnp.concatenate(turned, axis=-1).astype(x.dtype)

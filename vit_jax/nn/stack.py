@@ -80,6 +80,7 @@ def stack(
   train: bool = False,
   between: Callable | None = None,
   more: Callable[[int], dict] | None = None,
+  shared: dict | None = None,
 ):
   """Runs a stage of equal residual blocks, from within a compact module.
 
@@ -93,6 +94,7 @@ def stack(
     between: `between(i, x) -> x`, applied to the input of block i, such as prompts to
       insert. Scanned, `i` is traced: it may index an array, and x must keep its shape.
     more: `more(i)` returns further keyword arguments of block i, unless scanned.
+    shared: further keyword arguments of every block.
 
   Returns:
     (x, {'block00': x, ...}): the output of each block.
@@ -111,6 +113,7 @@ def stack(
           f'{name}: tokens of shape {shape} became {x.shape} between scanned blocks, '
           'which are all of one shape. Keep the shape, or set scan=False.'
         )
+    arguments |= shared or {}
     call = lambda module, x: module(x, rate, train=train, **arguments)
     if policy is not None:  # A loop keeps XLA from merging the two computations.
       call = nn.remat(call, policy=policy, prevent_cse=not scan)

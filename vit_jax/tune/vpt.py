@@ -105,7 +105,7 @@ class Vpt(Method):
   def _places(self, backbone, where: str, classifier: str | None) -> 'Places':
     model, blocks, layers = backbone.model, backbone.blocks, self._layers(backbone)
     _, tokens, width = backbone.layers[blocks[0]].inputs
-    first = int(classifier == 'token')
+    first = getattr(model, 'prefix', 0)
     fixed = {'posemb': 'relative', 'posemb_where': 'shared', 'attention': 'axial'}
     for field, value in fixed.items() if where != 'add' else ():
       if getattr(model, field, None) == value:
@@ -255,7 +255,8 @@ class Prompts(Added):
       'both': x[:, first:],
     }
     if self.places.classifier != 'token':
-      return parts[self.pool or 'image']
+      pooled = parts[self.pool or 'image']
+      return jnp.concatenate([x[:, :first], pooled], axis=1) if first else pooled
     if self.pool is None:
       return x
     return jnp.concatenate([parts[self.pool].mean(1, keepdims=True), x[:, 1:]], axis=1)

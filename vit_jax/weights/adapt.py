@@ -16,6 +16,7 @@ import numpy as np
 from vit_jax import models, resample, trees
 from vit_jax.errors import choose
 from vit_jax.models.family import Family
+from vit_jax.models.vit import has_cls
 from vit_jax.nn.positions import sincos2d
 from vit_jax.weights import rename
 from vit_jax.weights.rename import Arrays
@@ -42,7 +43,7 @@ def resize_positions(
   """
   choose('resize', method, get_args(Method))
   extra = table.shape[1] - old[0] * old[1]
-  if extra not in (0, 1):
+  if extra < 0:
     raise ValueError(f'position embeddings {table.shape} are no {old[0]}x{old[1]} grid')
   if old == new:
     return table
@@ -70,15 +71,27 @@ def learned_positions(
   """
   if fields.get('posemb_where') != 'stem':
     return flat, fields
-  has_class = fields['classifier'] == 'token'
+  has_class = has_cls(fields)
   if fields['posemb'] == 'sincos2d':
     (H, W), (down, across) = image_size, family.stride(fields)
     table = sincos2d(H // down, W // across, fields['width'])
     flat = {**flat, family.position: table}
-    fields = {**fields, 'posemb': 'learn', 'posemb_cls': not has_class}
-  if class_row and has_class and not fields['posemb_cls'] and family.position in flat:
+    fields = {
+      **fields,
+      'posemb': 'learn',
+      'posemb_tokens': 'patches' if has_class else 'prefix',
+    }
+  if (
+    class_row
+    and has_class
+    and fields['posemb_tokens'] == 'patches'
+    and family.position in flat
+  ):
     table = np.pad(flat[family.position], ((0, 0), (1, 0), (0, 0)))
-    flat, fields = {**flat, family.position: table}, {**fields, 'posemb_cls': True}
+    flat, fields = (
+      {**flat, family.position: table},
+      {**fields, 'posemb_tokens': 'prefix'},
+    )
   return flat, fields
 
 

@@ -49,7 +49,9 @@ def google(**defaults) -> Reader:
   def read(config, source):
     ours = section(config, 'vit_jax')
     fields = section(ours, 'fields')
-    if odd := [k for k, v in fields.items() if not isinstance(v, str | bool | float)]:
+    if odd := [
+      k for k, v in fields.items() if not isinstance(v, str | bool | float | list)
+    ]:
       raise ValueError(f'field {odd[0]}={fields[odd[0]]!r} follows from the arrays')
     names = ours.get('class_names')
     names = imagenet.class_names(names) if isinstance(names, str) else names

@@ -37,7 +37,7 @@ _LARGEST_NUMBER = 9_999  # in a name: far beyond every published model
 # Fields that no output in evaluation depends on, or its precision alone: no format of
 # others has a place for them. Any other field must survive a file.
 TRAINING = {'dropout', 'attention_dropout', 'stochastic_depth', 'head_bias_init'}
-TRAINING |= {'posemb_std', 'layer_scale', 'zero_init', 'frozen_norm'}
+TRAINING |= {'posemb_std', 'layer_scale', 'rope_augment', 'zero_init', 'frozen_norm'}
 TRAINING |= {'remat', 'scan', 'dtype'}
 
 Fields = dict[str, Any]

@@ -86,13 +86,13 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
   stride = family.stride(models.fields_of(model))
   grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))
   patches = grid[0] * grid[1]
-  module = PositionEmbedding(model.posemb, model.posemb_std, model.posemb_cls)
+  module = PositionEmbedding(model.posemb, model.posemb_std, model.posemb_tokens)
   made = re.compile(r'Transformer/(encoderblock(_0)?/(rows/)?)?posembed_input/(.*)')
   params = {
     m[4]: x[0] if m[1] and not m[2] else x  # the first of scanned blocks
     for name, x in trees.flatten(loaded.params).items()
     if (m := made.fullmatch(name))
   }
-  tokens = jnp.zeros((1, patches + (model.classifier == 'token'), model.width))
+  tokens = jnp.zeros((1, patches + model.prefix, model.width))
   added = module.apply({'params': params}, tokens, grid)[0]
   return np.asarray(added[-patches:]), grid

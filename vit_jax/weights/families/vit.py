@@ -6,6 +6,7 @@ import operator
 import re
 
 from vit_jax import models
+from vit_jax.models import vit
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format
@@ -48,6 +49,13 @@ GOOGLE = table(
     'Transformer/posembed_input/{rest}',
     'cls',
     'embedding/{rest}',
+    'embedding_norm/{rest}',
+    'registers',
+    'Transformer/pre_norm/{rest}',
+    'Transformer/relpos/table',
+    'Transformer/cls_norm/{rest}',
+    'pooled_norm/{rest}',
+    'head_dist/{rest}',
     'pre_logits/{rest}',
     f'{MAP}/{{rest}}',
   ),
@@ -181,10 +189,15 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the position embeddings; None unless they are square."""
   if POSITIONS not in flat:
     return None
-  rows = flat[POSITIONS].shape[1]
-  rows -= fields['classifier'] == 'token' and fields.get('posemb_cls', True)
+  rows = flat[POSITIONS].shape[1] - position_rows(fields)
   side = math.isqrt(rows)
   return (side, side) if side * side == rows else None
+
+
+def position_rows(fields: dict) -> int:
+  """Returns how many tokens before the patches have a position."""
+  tokens = fields.get('posemb_tokens', 'prefix')
+  return {'prefix': vit.prefix(fields), 'cls': 1, 'patches': 0}[tokens]
 
 
 def _infer_google(flat: dict) -> dict:
@@ -197,9 +210,13 @@ def _infer_google(flat: dict) -> dict:
 
 def _google_config(fields, image_size, class_names) -> dict:
   published = dict(act='gelu_tanh', norm_eps=1e-6, posemb='learn')
-  published |= dict(posemb_where='stem', posemb_cls=True, attention='full')
-  if fields['classifier'] == 'none':  # the same arrays as 'gap'
-    published['classifier'] = 'gap'
+  published |= dict(posemb_where='stem', posemb_tokens='prefix', attention='full')
+  published |= dict(rope='none', rope_base=None, rope_reference=None, block='pre')
+  published |= dict(map_prefix=False, cls_token=None)
+  if fields['block'] in ('parallel', 'branches'):  # by their arrays
+    published['block'] = fields['block']
+  if fields['classifier'] not in ('distilled', 'map'):  # the same arrays
+    published['classifier'] = 'token' if vit.has_cls(fields) else 'gap'
   return configs.google_config(**published)(fields, image_size, class_names)
 
 
@@ -228,10 +245,18 @@ def hf(heads: int) -> Table:
   return with_bare(table(rules, newer), 'vit.')
 
 
+# Fields of ViTs since 2021 -> the value of a plain one.
+_PLAIN = dict(cls_token=(None,), registers=(0,), rope=('none',), relpos=('none',))
+_PLAIN |= dict(block=('pre',), mlp=('mlp',), qkv_bias=('qkv',), dense_bias=(True,))
+_PLAIN |= dict(patch_bias=(True,), head_bias=(True,), kv_heads=(None,))
+_PLAIN |= dict(layer_scale=(None,), norm=('layer',), extra_norms=((),))
+_PLAIN |= dict(final_norm=('tokens',))
+
+
 def _hf_config(fields, image_size, class_names) -> dict:
   one = dict(classifier=('token',), posemb=('learn',), posemb_where=('stem',))
   one |= dict(attention=('full',), representation_size=(None,), stem_blocks=(None,))
-  configs.need(fields, 'transformers', **one, posemb_cls=(True,))
+  configs.need(fields, 'transformers', **one, posemb_tokens=('prefix',), **_PLAIN)
   args = {
     'hidden_size': fields['width'],
     'num_hidden_layers': fields['depth'],
@@ -289,8 +314,8 @@ def _timm_rules(arrays, facts) -> Table:
 
 
 def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
-  """Returns posemb_cls=False where the table has no row for the class token."""
-  in_config = 'posemb_cls' in facts.fields
+  """Returns posemb_tokens='patches' where the table has no row for the class token."""
+  in_config = 'posemb_tokens' in facts.fields
   if in_config or fields['classifier'] != 'token' or POSITIONS not in flat:
     return {}
   rows = flat[POSITIONS].shape[1]
@@ -299,11 +324,11 @@ def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
     stride = models.family('vit').stride(fields)
     patches = math.prod(map(operator.floordiv, size, stride))
     has_row = rows == patches + 1 or (has_row and rows != patches)
-  return {} if has_row else {'posemb_cls': False}
+  return {} if has_row else {'posemb_tokens': 'patches'}
 
 
 def _big_vision_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
-  return {'posemb_cls': False} if fields['classifier'] == 'token' else {}
+  return {'posemb_tokens': 'patches'} if fields['classifier'] == 'token' else {}
 
 
 # timm's SigLIP architectures whose GELU is the tanh approximation.
@@ -326,7 +351,7 @@ def _timm_fields(args: dict, name: str) -> dict:
     fields['num_heads'] = args['num_heads']
   no_row = args.pop('no_embed_class', True if name.startswith('flexivit') else None)
   if no_row is not None:
-    fields['posemb_cls'] = not no_row
+    fields['posemb_tokens'] = 'patches' if no_row else 'prefix'
   pool = args.pop('global_pool', 'token')
   if pool == 'avg' and args.get('class_token', '_gap' not in name):
     raise ValueError("global_pool 'avg' beside a class_token is not read")
@@ -347,14 +372,14 @@ _HYBRIDS = {
 def _timm_config(fields, image_size, class_names) -> dict:
   one = dict(posemb=('learn', 'none'), posemb_where=('stem',))
   one |= dict(attention=('full',), representation_size=(None,))
-  configs.need(fields, 'timm', **one, classifier=('token', 'gap', 'map'))
+  configs.need(fields, 'timm', **one, classifier=('token', 'gap', 'map'), **_PLAIN)
   pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
   args = configs.timm_patches(fields, image_size)
   args |= {
     'num_heads': fields['num_heads'],
     'mlp_ratio': configs.timm_ratio(fields['mlp_dim'], fields['width']),
     'class_token': fields['classifier'] == 'token',
-    'no_embed_class': not fields['posemb_cls'],
+    'no_embed_class': fields['posemb_tokens'] == 'patches',
     'global_pool': pool,
     'fc_norm': False,  # norm, then the mean; by default timm has them the other way
     'act_layer': fields['act'].replace('_erf', ''),
@@ -381,7 +406,9 @@ FORMATS = (
     facts=configs.google(act='gelu_tanh'),
     lacks='pos_embedding',
     config=_google_config,
-    write_rules=lambda flat, fields: GOOGLE if fields['posemb_cls'] else BIG_VISION,
+    write_rules=lambda flat, fields: (
+      BIG_VISION if fields['posemb_tokens'] == 'patches' else GOOGLE
+    ),
   ),
   _format(
     'big_vision',
