@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.support import naming
+from tests.support import GOLDEN, naming
 from tests.support.abstract import abstract_params
 from vit_jax import trees
 from vit_jax.errors import UserError
@@ -224,3 +224,83 @@ def test_images_of_another_size_are_refused(kind, way):
   params = perturbed(model)
   with pytest.raises(UserError, match=naming('2x2', way)):
     jax.eval_shape(lambda: model.apply({'params': params}, images(16, 16)))
+
+
+# -- today's models --------------------------------------------------------------------
+
+# Tables of sines and cosines made with timm and the authors' code; reference grid 4 x 4.
+KINDS = {
+  'eva02': dict(kind='eva', reference=(4, 4)),
+  'naver_axial': dict(kind='axial'),
+  'pe': dict(kind='pe', reference=(4, 4), first=1),
+  'dinov3': dict(kind='dinov3'),
+  'dinov3_authors_separate': dict(kind='dinov3'),
+}
+
+
+@pytest.fixture(scope='module')
+def published():
+  with np.load(GOLDEN / 'positions.npz') as file:
+    return dict(file)
+
+
+@pytest.mark.parametrize('grid', [(4, 4), (6, 3), (7, 7)])
+@pytest.mark.parametrize('name', KINDS)
+def test_rotary_positions_are_those_of_the_published_code(published, name, grid):
+  h, w = grid
+  sin, cos = (published[f'rope_{name}_{wave}_{h}x{w}'] for wave in ('sin', 'cos'))
+  x = np.random.default_rng(0).standard_normal((1, 2 + h * w, 3, 16), np.float32)
+  query, key = Rope(grid=grid, **KINDS[name]).apply({}, x[:, :5], x)
+  patches = x[:, 2:]
+  if KINDS[name]['kind'] == 'dinov3':
+    turned = np.concatenate([-patches[..., 8:], patches[..., :8]], axis=-1)
+  else:
+    pairs = patches.reshape(*patches.shape[:-1], 8, 2)
+    turned = np.stack([-pairs[..., 1], pairs[..., 0]], -1).reshape(patches.shape)
+  expected = patches * cos[:, None] + turned * sin[:, None]
+  np.testing.assert_allclose(key[:, 2:], expected, atol=5e-6)  # angles of up to 16 rad
+  np.testing.assert_array_equal(key[:, :2], x[:, :2])
+  np.testing.assert_array_equal(query, key[:, :5])
+
+
+def test_periods_of_a_file_replace_the_formula(published):
+  sin = published['rope_dinov3_authors_bf16_periods_sin_7x7']
+  periods = 100 ** (np.arange(4) / 4)
+  periods = tuple(jnp.asarray(periods, jnp.bfloat16).astype(float).tolist())
+  x = np.zeros((1, 49, 1, 16), np.float32)
+  x[..., :8] = 1  # (1, 0) becomes (cos, sin)
+  for base, error in ((periods, 1e-6), (None, 0.02)):
+    _, key = Rope('dinov3', (7, 7), base).apply({}, x, x)
+    worst = np.abs(key[0, :, 0, 8:] - sin[:, :8]).max()
+    assert (worst < error) if base else (1e-4 < worst < error)
+
+
+def test_places_are_augmented_in_training_alone():
+  x = np.random.default_rng(0).standard_normal((1, 6, 1, 8), np.float32)
+
+  def run(augment, seed=0, train=True):
+    rope = Rope('dinov3', (2, 3), augment=augment)
+    return rope.apply({}, x, x, train=train, rngs={'dropout': jax.random.key(seed)})[1]
+
+  plain = run(None)
+  np.testing.assert_allclose(run((0.0, 1.0, 1.0)), plain, atol=1e-6)
+  np.testing.assert_array_equal(run((0.5, 2.0, 2.0), train=False), plain)
+  some = [run(augment) for augment in ((0.5, 1, 1), (0, 2, 1), (0, 1, 2))]
+  some.append(run((0.5, 1, 1), seed=1))
+  for i, a in enumerate(some):
+    assert all(np.abs(a - b).max() > 1e-2 for b in (plain, *some[:i]))
+  # A shift of all places turns all patches alike: scores stay.
+  scores = lambda y: np.einsum('bnmd,bsmd->ns', y, y)
+  np.testing.assert_allclose(scores(some[0]), scores(plain), atol=1e-5)
+
+
+@pytest.mark.parametrize('grid', [(4, 4), (6, 3)])
+def test_a_table_of_offsets_has_the_rows_of_beit(published, grid):
+  index = published['beit_index_{}x{}'.format(*grid)]
+  table = np.random.default_rng(0).standard_normal((index.max() + 1, 2), np.float32)
+  module = positions.TableOfOffsets(2, grid)
+  bias = module.apply({'params': {'table': table}}, len(index))
+  np.testing.assert_array_equal(bias[0], table[index].transpose(2, 0, 1))
+  # Without a token before the patches, the last three rows are not there.
+  bias = module.apply({'params': {'table': table[:-3]}}, len(index) - 1)
+  np.testing.assert_array_equal(bias[0], table[index[1:, 1:]].transpose(2, 0, 1))
