@@ -39,6 +39,7 @@ TRAIN = [
 PLOTS = ['matplotlib>=3.8']
 DETECTION = ['pycocotools>=2.0.11']  # COCO's metric, and masks of objects
 HUB = ['huggingface_hub>=0.30']
+FEATURES = ['pyarrow>=18']  # Parquet of `embed` and `search`
 HEIF = ['pillow-heif>=0.22']  # HEIC, in which telephones store photographs
 # Vocabularies of text towers, as transformers and as SigLIP's authors store them.
 TEXT = ['tokenizers>=0.22', 'sentencepiece>=0.2.1']
@@ -101,6 +102,7 @@ setup(
     'hub': HUB,
     'heif': HEIF,
     'text': TEXT,
+    'features': FEATURES,
     'beam': ['apache-beam>=2.77'],  # for tools.prepare on a cluster
     'plots': PLOTS,
     'detection': DETECTION,
@@ -129,6 +131,7 @@ setup(
       *PLOTS,
       *DETECTION,
       *HUB,
+      *FEATURES,
       *HEIF,
       *TEXT,
       *GCS,

@@ -96,7 +96,7 @@ def test_workflows_run_what_developers_run():
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
     *('train', 'tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'detection'),
-    *('wandb', 'mlflow', 'docs', 'peer', 'dev', 'text'),
+    *('wandb', 'mlflow', 'docs', 'peer', 'dev', 'text', 'features'),
   }
   base = {Requirement(r).name for r in metadata['install_requires']}
   assert not base & {

@@ -16,6 +16,8 @@ from vit_jax.version import __version__
 COMMANDS = {
   'train': ('vit_jax.main', 'trains and evaluates a model'),
   'predict': ('vit_jax.tools.predict', 'classifies images, or finds objects in them'),
+  'embed': ('vit_jax.tools.embed', 'writes the features of images to a file'),
+  'search': ('vit_jax.tools.search', 'finds similar images by their features'),
   'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
   'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
   'push': ('vit_jax.tools.push', 'uploads a model with its card to the hub'),

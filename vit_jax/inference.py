@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import models
+from vit_jax import models, sharding
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import BadImage, UserError, choose
+from vit_jax.machine import cores
 from vit_jax.weights import Loaded
 
-_READERS = 4  # threads that decode while the device computes
+_READERS = 4  # Threads that decode, at least: on few cores they wait for the disk
 
 
 class Predictions(NamedTuple):
@@ -80,22 +81,57 @@ def run(
   Args:
     function: (variables, features of a batch of images) -> rows; it is jitted.
   """
-  function, shape = jax.jit(function), (*loaded.image_size, loaded.channels)
-  variables = jax.device_put(loaded.variables)
+  shape = (*loaded.image_size, loaded.channels)
   example = {
     'image': jax.ShapeDtypeStruct((batch_size, *shape), 'float32'),
     'size': jax.ShapeDtypeStruct((batch_size, 2), 'int32'),
   }
-  empty = jax.eval_shape(function, variables, example)
+  empty = jax.eval_shape(function, loaded.variables, example)
   rows = {name: [np.zeros((0, *x.shape[1:]), x.dtype)] for name, x in empty.items()}
   errors: list[str | None] = []
-  for batch, why in batches(loaded, images, preprocess, batch_size):
+  for part, why in stream(loaded, images, preprocess, batch_size, function):
     errors += why
-    for name, x in function(variables, batch).items():
-      x = np.array(x[: len(why)])
+    for name, x in part.items():
+      x = np.array(x)
       x[[reason is not None for reason in why]] = -1 if x.dtype.kind == 'i' else np.nan
       rows[name].append(x)
   return {name: np.concatenate(parts) for name, parts in rows.items()}, errors
+
+
+def stream(
+  loaded: Loaded,
+  images: Iterable,
+  preprocess: SingleImage,
+  batch_size: int,
+  function: Callable[[Any, dict], dict[str, jax.Array]],
+  mesh: jax.sharding.Mesh | None = None,
+) -> Iterator[tuple[dict[str, np.ndarray], list[str | None]]]:
+  """Yields ({name: rows} of a function of a batch of images, why each was not read).
+
+  The next images are decoded while the device computes; a few batches are in memory,
+  however many images there are. Rows of images that could not be read mean nothing.
+
+  Args:
+    function: see `run`.
+    mesh: whose devices share each batch, of a multiple of `sharding.batch_divisor`; None:
+      one device computes.
+  """
+  function = jax.jit(function)
+  fetch = lambda rows, why: (
+    {k: np.asarray(x)[: len(why)] for k, x in rows.items()},
+    why,
+  )
+  split = None if mesh is None else sharding.batch_sharding(mesh)
+  whole = None if mesh is None else sharding.replicated(mesh)
+  variables = jax.device_put(loaded.variables, whole)
+  previous = None
+  for batch, why in batches(loaded, images, preprocess, batch_size):
+    result = function(variables, jax.device_put(batch, split)), why
+    if previous:
+      yield fetch(*previous)
+    previous = result
+  if previous:
+    yield fetch(*previous)
 
 
 def batches(
@@ -104,7 +140,8 @@ def batches(
   """Yields (features of images, for each of them why it could not be read, or None).
 
   Arrays have `batch_size` rows, zeros for images that could not be read and behind the
-  last one; the lists end with the images. Features: see `SingleImage.features`.
+  last one; the lists end with the images. Features: see `SingleImage.features`. The next
+  batch is decoded meanwhile.
 
   Raises:
     UserError: for images of another size than the model takes.
@@ -120,9 +157,14 @@ def batches(
     return features, None
 
   images = iter(images)
-  with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-    while part := list(itertools.islice(images, batch_size)):
-      rows, why = zip(*pool.map(read, part), strict=True)
+  with concurrent.futures.ThreadPoolExecutor(max(_READERS, cores())) as pool:
+    submit = lambda: [
+      pool.submit(read, x) for x in itertools.islice(images, batch_size)
+    ]
+    part = submit()
+    while part:
+      following = submit()
+      rows, why = zip(*(future.result() for future in part), strict=True)
       batch = {
         'image': np.zeros((batch_size, *shape), np.float32),
         'size': np.zeros((batch_size, 2), np.int32),
@@ -133,3 +175,4 @@ def batches(
         for name, x in features.items():
           batch[name][i] = x
       yield batch, list(why)
+      part = following

@@ -1,0 +1,295 @@
+"""Features of folders of images in Parquet, and the search in them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.support import GOLDEN, commands, runs
+from vit_jax import sharding, weights
+from vit_jax.tools import embed, features, search
+
+SOURCE = str(GOLDEN / 'vit_google_token.npz')
+NAMES = [
+  *(f'{i}.png' for i in range(6)),
+  '<b>.png',
+  *(f'sub/{i}.jpg' for i in range(5)),
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Twelve images in a folder and one below it; besides, one that is none."""
+  rng = np.random.default_rng(0)
+  for name in NAMES:
+    path = tmp_path / 'images' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).resize((60, 50)).save(
+      path
+    )
+  (tmp_path / 'images' / 'bad.png').write_text('no image')
+  return tmp_path / 'images'
+
+
+@pytest.fixture
+def call(capfd):
+  """Runs `embed` or `search` with --json; returns what it prints."""
+
+  def run(tool, *argv):
+    code, out, error = commands.run(tool.main, capfd, *argv, '--json')
+    assert code == 0, error
+    return json.loads(out)
+
+  return run
+
+
+def array(path, layer, shape):
+  column = pq.read_table(path)[layer].combine_chunks()
+  return column.flatten().to_numpy().reshape(shape)
+
+
+def outputs(folder, names):
+  loaded = weights.load(SOURCE)
+  images = loaded.preprocess([folder / name for name in names])
+  return jax.jit(loaded.model.apply)(loaded.variables, images)[1]
+
+
+def test_a_row_per_image_and_how_it_was_computed(folder, tmp_path, call):
+  out = tmp_path / 'new' / 'f.parquet'
+  printed = call(embed, SOURCE, folder, '--out', out, '--batch', 5)
+  (bad,) = printed['bad_images']
+  assert bad['path'] == 'bad.png'
+  assert 'not an image' in bad['reason']
+  assert printed['images'] == printed['new'] == 12
+  table = pq.read_table(out)
+  assert table['path'].to_pylist() == NAMES
+  # float32, other batches: a few roundings of numbers around 1
+  expected = outputs(folder, NAMES)['pre_logits']
+  np.testing.assert_allclose(array(out, 'pre_logits', (12, 48)), expected, atol=1e-5)
+  record = json.loads(table.schema.metadata[b'vit_jax'])
+  assert record['bad_images'] == [bad]
+  assert record['recipe']['pp'] == weights.load(SOURCE).pp
+  assert record['recipe']['image_size'] == [32, 32]
+  assert record['recipe']['layers'] == {'pre_logits': [48]}
+  assert (record['source'], record['folder']) == (SOURCE, f'{folder}/')
+  assert not (tmp_path / 'new' / 'f.parquet.parts').exists()
+
+
+def test_a_row_per_patch(folder, tmp_path, call, one_device):
+  out = tmp_path / 'f.parquet'
+  call(embed, SOURCE, folder, '--out', out, '--layer', 'block00,encoded,stem')
+  table, expected = pq.read_table(out), outputs(folder, NAMES)
+  assert table.column_names == ['path', 'y', 'x', 'block00', 'encoded', 'stem']
+  assert table['path'].to_pylist() == [name for name in NAMES for _ in range(16)]
+  assert table['y'].to_pylist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3] * 12
+  assert table['x'].to_pylist() == [0, 1, 2, 3] * 48
+  for layer in ('block00', 'encoded'):  # without the class token, the first
+    patches = np.reshape(expected[layer][:, 1:], (12, 4, 4, 48))
+    np.testing.assert_allclose(array(out, layer, (12, 4, 4, 48)), patches, atol=1e-5)
+  np.testing.assert_allclose(
+    array(out, 'stem', (12, 4, 4, 48)), expected['stem'], atol=1e-5
+  )
+  half = tmp_path / 'half.parquet'
+  call(embed, SOURCE, folder, '--out', half, '--layer', 'stem', '--half')
+  np.testing.assert_array_equal(
+    array(half, 'stem', -1), array(out, 'stem', -1).astype(np.float16)
+  )
+
+
+# Ends the process when so many parts are written.
+_KILLED = """
+import os, sys
+from vit_jax import cli
+from vit_jax.tools import embed, features
+features._SECONDS = 0
+write = features.Parts._write
+def then_die(parts):
+  write(parts)
+  if len(parts._pieces) == 2:
+    (parts._folder / '000002.parquet.9.tmp').write_text('half a part')
+    os.kill(os.getpid(), 9)
+features.Parts._write = then_die
+sys.exit(cli.run(embed.main))
+"""
+
+
+def test_a_killed_run_continues_without_duplicates_or_gaps(
+  folder, tmp_path, call, one_device, monkeypatch
+):
+  out, whole = tmp_path / 'f.parquet', tmp_path / 'whole.parquet'
+  argv = [SOURCE, folder, '--batch', 3, '--out']
+  call(embed, *argv, whole)
+  killed = subprocess.run(
+    [sys.executable, '-c', _KILLED, *map(str, [*argv, out])],
+    capture_output=True,
+    env={**os.environ, 'XLA_FLAGS': runs.one_device()},
+    check=False,
+  )
+  assert killed.returncode == -signal.SIGKILL, killed.stderr
+  assert not out.exists()
+  # The next run is killed between joining the parts and deleting them.
+  monkeypatch.setattr(shutil, 'rmtree', lambda *_: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    embed.main([str(arg) for arg in [*argv, out]])
+  monkeypatch.undo()
+  runs.on_one_device(monkeypatch)
+  assert len([*(tmp_path / 'f.parquet.parts').glob('*.parquet')]) == 3
+  again = call(embed, *argv, out)
+  assert (again['images'], again['new']) == (12, 0)
+  assert pq.read_table(out).equals(pq.read_table(whole), check_metadata=True)
+  assert {path.name for path in tmp_path.iterdir()} == {'images', out.name, whole.name}
+  # New images are added; one that is mended, too.
+  shutil.copy(folder / '0.png', folder / 'zebra.png')
+  shutil.copy(folder / '0.png', folder / 'bad.png')
+  assert call(embed, *argv, out)['new'] == 2
+  table = pq.read_table(out)
+  assert table['path'].to_pylist() == [*NAMES, 'bad.png', 'zebra.png']
+  assert json.loads(table.schema.metadata[b'vit_jax'])['bad_images'] == []
+
+
+def test_another_recipe_or_process_is_refused(
+  folder, tmp_path, call, one_device, capfd
+):
+  out = tmp_path / 'f.parquet'
+  call(embed, SOURCE, folder, '--out', out)
+  argv = [SOURCE, folder, '--out', out]
+  before = out.read_bytes()
+  for more, facts in (
+    (['--half'], ('numbers', 'float32', 'float16')),
+    (['--layer', 'encoded'], ('layers', 'pre_logits', 'encoded')),
+    (['--pp', 'decode|resize(32)|value_range(0, 1)'], ('pp', 'value_range(0, 1)')),
+  ):
+    commands.assert_refused(embed.main, capfd, [*argv, *more], (out, *facts))
+  assert out.read_bytes() == before
+  record = json.loads(pq.read_schema(out).metadata[b'vit_jax'])
+  with features.writing(out, record):
+    commands.assert_refused(embed.main, capfd, argv, (out, 'process'))
+
+
+def test_errors_are_one_line(folder, tmp_path, capfd, one_device):
+  out = tmp_path / 'f.parquet'
+  refused = lambda argv, *facts: commands.assert_refused(embed.main, capfd, argv, facts)
+  refused([SOURCE, folder, '--out', tmp_path / 'f.csv'], 'f.csv', '.parquet')
+  refused([SOURCE, folder / '0.png', '--out', out], '0.png', 'folder')
+  refused([SOURCE, folder, '--out', out, '--layer', 'blok01'], 'blok01', 'block01')
+  layers = 'pre_logits,stem'
+  refused([SOURCE, folder, '--out', out, '--layer', layers], 'pre_logits', 'stem')
+  refused(['vit_base_patch16_224', folder, '--out', out], 'vit_base_patch16_224')
+  for name in NAMES:
+    (folder / name).write_bytes(b'')
+  refused([SOURCE, folder, '--out', out], 13)
+  find = lambda argv, *facts: commands.assert_refused(search.main, capfd, argv, facts)
+  find([out, folder], out)
+  out.write_text('not a file of features')
+  find([out, folder], out, 'damaged')
+  pq.write_table(pa.table({'path': ['a']}), out)
+  find([out, folder], out, 'embed')
+  find([out], 'near_duplicates')
+  find([out, '--near_duplicates', 0], 'near_duplicates', 0)
+
+
+def test_a_missing_pyarrow_names_the_extra(folder, tmp_path, capfd, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'pyarrow', None)
+  argv = [SOURCE, folder, '--out', tmp_path / 'f.parquet']
+  commands.assert_refused(embed.main, capfd, argv, ('pyarrow', 'vit_jax[features]'))
+
+
+def test_names_that_are_not_utf8_are_left_out(folder, tmp_path, call, one_device):
+  shutil.copy(folder / '0.png', os.fsencode(folder) + b'/\xff.png')
+  printed = call(embed, SOURCE, folder, '--out', tmp_path / 'f.parquet')
+  assert printed['images'] == 12
+  assert [x['path'] for x in printed['bad_images']] == ['bad.png', '\udcff.png']
+
+
+# --- search -------------------------------------------------------------------------
+
+
+def test_search_embeds_queries_as_the_file_says(
+  folder, tmp_path, call, capfd, one_device
+):
+  out, moved = tmp_path / 'f.parquet', tmp_path / 'moved.npz'
+  shutil.copy(SOURCE, moved)
+  pp = 'decode|resize(32)|value_range(0, 1)'
+  call(embed, moved, folder, '--out', out, '--pp', pp)
+  query, page = folder / 'sub/2.jpg', tmp_path / 'page' / 'page.html'
+  argv = [out, query, folder / 'bad.png', '--top', 3]
+  found, bad = call(search, *argv, '--page', page)['queries']
+  assert 'not an image' in bad['error']
+  x = array(out, 'pre_logits', (12, 48)).astype(np.float64)
+  x /= np.linalg.norm(x, axis=1, keepdims=True)
+  similar = x @ x[NAMES.index('sub/2.jpg')]
+  order = np.argsort(-similar)[:3]
+  assert [y['path'] for y in found['images']] == [str(folder / NAMES[i]) for i in order]
+  numbers = [y['similarity'] for y in found['images']]
+  np.testing.assert_allclose(numbers, similar[order], atol=1e-6)
+  html = page.read_text()
+  assert html.count('src="data:image/jpeg;base64,') == 4
+  assert html.count('no picture') == 1
+  assert '<b>.png' not in html
+  # Weights that moved, and others.
+  moved.rename(tmp_path / 'elsewhere.npz')
+  commands.assert_refused(search.main, capfd, argv, (moved, '--source'))
+  assert (
+    call(search, *argv, '--source', tmp_path / 'elsewhere.npz')['queries'][0] == found
+  )
+  other = GOLDEN / 'vit_google_gap.npz'
+  commands.assert_refused(
+    search.main, capfd, [*argv, '--source', other], (out, 'weights')
+  )
+
+
+def test_search_refuses_patches(folder, tmp_path, call, capfd, one_device):
+  out = tmp_path / 'f.parquet'
+  call(embed, SOURCE, folder, '--out', out, '--layer', 'stem')
+  commands.assert_refused(
+    search.main, capfd, [out, folder], (out, 'patch', 'pre_logits')
+  )
+
+
+def test_nearest_is_exact_in_chunks_and_keeps_the_order_of_ties():
+  rng = np.random.default_rng(0)
+  keys, queries = rng.normal(size=(50, 8)), rng.normal(size=(4, 8))
+  keys[40] = 2 * keys[3]  # the same direction, in another chunk
+  queries[0] = keys[3]
+  keys, queries = keys.astype(np.float32), queries.astype(np.float32)
+  unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
+  similar = unit(queries.astype(np.float64)) @ unit(keys.astype(np.float64)).T
+  chunks = (keys[i : i + 16] for i in range(0, 50, 16))
+  values, rows = search.nearest(chunks, queries, 5, sharding.make_mesh())
+  assert rows[0, :2].tolist() == [3, 40]
+  np.testing.assert_array_equal(rows[1:], np.argsort(-similar[1:], 1)[:, :5])
+  np.testing.assert_allclose(values, np.take_along_axis(similar, rows, 1), atol=1e-6)
+
+
+def test_groups_are_the_components_of_all_pairs(monkeypatch):
+  monkeypatch.setattr(search, '_TILE', 16)
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(100, 3)).astype(np.float32)
+  x /= np.linalg.norm(x, axis=1, keepdims=True)
+  near = np.linalg.matrix_power(x @ x.T >= 0.97, 100)  # chains of any length
+  np.testing.assert_array_equal(search.linked(x, 0.97), near.argmax(1))
+  assert 10 < len(set(near.argmax(1))) < 60
+
+
+def test_near_duplicates_are_grouped(folder, tmp_path, call, one_device):
+  Image.open(folder / '3.png').save(folder / 'sub' / 'copy.png')
+  Image.open(folder / '3.png').save(folder / 'worse.jpg', quality=60)
+  Image.open(folder / '4.png').save(folder / 'zebra.png')
+  out = tmp_path / 'f.parquet'
+  call(embed, SOURCE, folder, '--out', out)
+  groups = call(search, out, '--near_duplicates', 0.999)['near_duplicates']
+  paths = [
+    [os.path.relpath(x['path'], folder) for x in group['images']] for group in groups
+  ]
+  assert paths == [['3.png', 'sub/copy.png', 'worse.jpg'], ['4.png', 'zebra.png']]
+  similar = [x['similarity'] for x in groups[0]['images']]
+  assert 0.999 <= similar[2] < similar[1] <= 1.000001

@@ -1,0 +1,173 @@
+"""Writes the features of a folder's images to a file, for search, plots and classifiers.
+
+  vit_jax embed SOURCE FOLDER --out features.parquet
+  vit_jax embed SOURCE FOLDER --out patches.parquet --layer encoded
+
+SOURCE is what `vit_jax.load` takes; it brings its preprocessing. By default a row is an
+image and its vector before the head, `pre_logits`. Other layers (`encoded`, `block05`,
+`stage2`, `stem`: `out` of the model) give a row per patch or position, without class token
+and registers. The same command again continues where it was stopped, and adds images that
+are new. Images that cannot be read are named at the end and left out.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax import cli, files, terminal
+from vit_jax.errors import UserError, choose, printable
+from vit_jax.tools import features, out_folder, predict, source
+from vit_jax.version import __version__
+
+_BATCH = {'cpu': 32}  # Images per step by platform
+_MOST_NAMED = 20  # Images that could not be read, as text
+
+
+def main(argv: list[str]) -> int:
+  """Writes the file, prints its size and the images that could not be read."""
+  args = _parser().parse_args(argv)
+  features.arrow()
+  out = files.on_disk(args.out, '--out')
+  if out.suffix != features.SUFFIX or out.is_dir():
+    raise UserError(f'--out {out}: expected FILE{features.SUFFIX}.')
+  out_folder.check(str(out.parent))
+  if not Path(args.folder).is_dir():
+    raise UserError(f'{args.folder} is not a folder.')
+  root = str(Path(args.folder).absolute()) + '/'
+  names = [path.removeprefix(root) for path in predict.find([root])]
+  import jax
+
+  from vit_jax import inference, models, sharding
+  from vit_jax.data.single_image import SingleImage
+
+  loaded = source.load(args, **({'dtype': args.dtype} if args.dtype else {}))
+  models.check_outputs(loaded.model, 'classes', args.source)
+  pp = args.pp or loaded.pp
+  numbers = 'float16' if args.half else 'float32'
+  function, layers = extractor(loaded, args.layer, numbers)
+  record = {
+    'recipe': {
+      'fingerprint': fingerprint(loaded),
+      'pp': pp,
+      'image_size': [*loaded.image_size],
+      'layers': layers,
+      'dtype': np.dtype(models.fields_of(loaded.model)['dtype']).name,
+      'numbers': numbers,
+    },
+    'source': _lasting(args.source, loaded.step),
+    'options': {'variant': args.variant, 'ema': args.ema, 'weights': args.weights},
+    'folder': root,
+    'vit_jax': __version__,
+  }
+  bad = []
+  mesh = sharding.make_mesh()
+  size = args.batch or _BATCH.get(jax.default_backend(), 256)
+  size = -(-size // sharding.batch_divisor(mesh)) * sharding.batch_divisor(mesh)
+  with features.writing(out, record) as parts, jax.set_mesh(mesh):
+    todo = [name for name in names if name not in parts.done]
+    if parts.done:
+      terminal.say(f'{out}: {len(names) - len(todo):,} of {len(names):,} are done.')
+    shown = terminal.progress(todo, len(todo), 'embed', 'images')
+    images = (root + name for name in shown)
+    rows = inference.stream(loaded, images, SingleImage(pp), size, function, mesh)
+    first = 0
+    for part, why in rows:
+      batch = todo[first : first + len(why)]
+      first += len(why)
+      why = [x or _unwritable(name) for name, x in zip(batch, why, strict=True)]
+      bad += [{'path': n, 'reason': x} for n, x in zip(batch, why, strict=True) if x]
+      good = [i for i, x in enumerate(why) if not x]
+      parts.add([batch[i] for i in good], {k: x[good] for k, x in part.items()})
+    if len(bad) == len(names):
+      raise UserError(f'None of {len(names)} images could be read.')
+    parts.join(bad_images=bad)
+  new = len(todo) - len(bad)
+  result = {'out': str(out), 'images': len(parts.done), 'new': new}
+  if args.json:
+    cli.print_json({**result, 'layers': layers, 'bad_images': bad})
+    return 0
+  shapes = ', '.join(f'{k} {" x ".join(map(str, x))}' for k, x in layers.items())
+  print(f'{out}: {result["images"]:,} images, {shapes}')
+  for x in bad[:_MOST_NAMED]:
+    print(printable(f'  not read: {x["path"]}: {x["reason"]}'))
+  if len(bad) > _MOST_NAMED:
+    print(f'  and {len(bad) - _MOST_NAMED:,} more, all in the metadata of the file')
+  return 0
+
+
+def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:
+  """Returns (function of (variables, batch) -> {layer: rows}, {layer: shape of a row}).
+
+  Rows are [B, D], or maps [B, h, w, D]: of tokens those of the patches, which come last.
+
+  Raises:
+    UserError: for an unknown layer, or layers of different shapes.
+  """
+  import jax
+
+  def maps(name, out):
+    x = choose('layer', name, out)
+    if x.ndim == 3:
+      grid = out['stem'].shape[1:3]
+      x = x[:, -grid[0] * grid[1] :].reshape(len(x), *grid, -1)
+    return x.astype(numbers)
+
+  def function(variables, batch):
+    only = layers == ['pre_logits']  # for which the last block may compute less
+    _, out = loaded.model.apply(variables, batch['image'], features=not only)
+    return {name: maps(name, out) for name in layers}
+
+  shape = (1, *loaded.image_size, loaded.channels)
+  example = {'image': jax.ShapeDtypeStruct(shape, 'float32')}
+  rows = jax.eval_shape(function, loaded.variables, example)
+  shapes = {name: [*rows[name].shape[1:]] for name in layers}
+  if len({tuple(x[:-1]) for x in shapes.values()}) > 1:
+    raise UserError(f'--layer: {shapes} have different rows: write a file for each.')
+  return function, shapes
+
+
+def fingerprint(loaded) -> str:
+  """Returns one name for the bits of all parameters."""
+  from vit_jax.checkpoint import fingerprint
+
+  return fingerprint.digest(fingerprint.fingerprints(loaded.variables))
+
+
+def _lasting(name: str, step: int | None) -> str:
+  """Returns a source as another command may load it: an absolute path, a step."""
+  from vit_jax.weights import runs
+
+  if run := runs.find(name):
+    return f'{run[0].absolute()}@{step}'
+  return str(Path(name).absolute()) if Path(name).exists() else name
+
+
+def _unwritable(name: str) -> str | None:
+  try:
+    name.encode()
+  except UnicodeEncodeError:
+    return 'its name is not UTF-8'
+
+
+def _parser() -> cli.Parser:
+  parser = cli.Parser('vit_jax embed', description=__doc__.split('\n')[0])
+  source.add_options(parser)
+  add = parser.add_argument
+  add('folder', metavar='FOLDER', help='of images, and all folders in it')
+  add('--out', metavar='FILE.parquet', required=True, help='for the features')
+  names = lambda text: list(dict.fromkeys(text.split(',')))
+  layer = "layers, comma-separated; default: 'pre_logits'"
+  add('--layer', metavar='NAME,...', type=names, default=['pre_logits'], help=layer)
+  add('--half', action='store_true', help='write float16, half the size')
+  dtype = "of the model; default: SOURCE's"
+  add('--dtype', choices=('float32', 'bfloat16'), help=dtype)
+  add('--pp', help='preprocessing in place of that of the weights')
+  batch = 'images per step; default: 256, on CPUs 32'
+  add('--batch', type=cli.positive, help=batch)
+  cli.add_json_option(parser)
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))

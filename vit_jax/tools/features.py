@@ -1,0 +1,186 @@
+"""Files of features: Parquet, one row per image or per patch, and how they were computed.
+
+Columns are `path`, below the folder of the images; of patches their row `y` and column `x`
+in the image's grid; and one for each layer, D numbers. Patches are in the order of rows:
+reshaped to [n, h, w, D] they are maps. The schema's metadata `vit_jax` is JSON, see
+`embed`. While it is written, a file is a folder of parts.
+"""
+
+import contextlib
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax import files
+from vit_jax.errors import UserError
+from vit_jax.tools import out_folder
+
+SUFFIX = '.parquet'
+_KEY = b'vit_jax'
+# A part is written after so many seconds, which a kill may lose, or bytes.
+_SECONDS, _BYTES = 60, 64 << 20
+# Numbers hardly compress; paths and places repeat.
+_FORMAT = {'compression': 'none', 'use_dictionary': ['path', 'y', 'x']}
+
+
+def arrow() -> tuple:
+  """Returns the modules `pyarrow` and `pyarrow.parquet`; UserError if they are missing."""
+  try:
+    import pyarrow
+    import pyarrow.parquet
+  except ImportError:
+    raise UserError("Parquet needs pyarrow: pip install 'vit_jax[features]'.") from None
+  return pyarrow, pyarrow.parquet
+
+
+@contextlib.contextmanager
+def opened(path) -> Iterator[tuple]:
+  """Opens a file of features; gives (pyarrow's `ParquetFile`, its record).
+
+  Raises:
+    UserError: for a file that is missing, damaged, or not by `vit_jax embed`.
+  """
+  pa, pq = arrow()
+  if not Path(path).is_file():
+    raise UserError(f'No such file: {path}.')
+  with files.reading(path, pa.ArrowException):
+    file = pq.ParquetFile(path)
+  with file:
+    text = (file.schema_arrow.metadata or {}).get(_KEY)
+    if text is None:
+      raise UserError(f'{path} was not written by vit_jax embed.')
+    with files.reading(path):
+      record = json.loads(text)
+    yield file, record
+
+
+def chunks(file, layer: str, rows: int) -> Iterator[np.ndarray]:
+  """Yields the features of a layer, float32 [rows, D]; the last chunk may be shorter."""
+  for batch in file.iter_batches(rows, columns=[layer]):
+    x = batch.column(0)
+    yield x.flatten().to_numpy().reshape(len(x), -1).astype(np.float32)
+
+
+@contextlib.contextmanager
+def writing(out: Path, record: dict) -> Iterator['Parts']:
+  """Gives the parts of a file of features, while other processes are kept out.
+
+  Args:
+    record: see `embed`.
+
+  Raises:
+    UserError: for parts of another recipe, or while another process writes them.
+  """
+  folder = out.with_name(f'{out.name}.parts')
+  out_folder.make(folder)
+  with open(folder / 'lock', 'w') as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise UserError(f'Another process writes {out}.') from None
+    yield Parts(out, folder, record)
+
+
+class Parts:
+  """A file of features that is being written, in parts that survive a kill.
+
+  A part is a whole file of features in the folder FILE.parts; `join` makes them one file.
+  An earlier file of the same recipe is the first part.
+
+  Attributes:
+    done: paths of the images that the parts hold.
+  """
+
+  def __init__(self, out: Path, folder: Path, record: dict):
+    self.done: set[str] = set()
+    self._out, self._folder, self._record = out, folder, record
+    self._waiting, self._bytes, self._since = [], 0, time.monotonic()
+    parts = sorted(folder.glob(f'[0-9]*{SUFFIX}'))
+    self._number = 1 + int(parts[-1].stem) if parts else 0
+    pieces = [out, *parts] if out.exists() else parts
+    self._pieces = [path for path in pieces if self._take(path)]
+
+  def _take(self, path: Path) -> bool:
+    """Adds the images of a part; False if the file has them already."""
+    pa, _ = arrow()
+    names: set[str] = set()
+    with opened(path) as (file, record), files.reading(path, pa.ArrowException):
+      old, new = record['recipe'], self._record['recipe']
+      for key in new:
+        if old.get(key) != new[key]:
+          raise UserError(
+            f'{path} was written with {key} {old.get(key)}, which is {new[key]} now: '
+            'delete it, or name another file by --out.'
+          )
+      for i in range(file.num_row_groups):
+        column = file.read_row_group(i, ['path']).column('path')
+        names.update(column.unique().to_pylist())
+    if names <= self.done:  # a kill came between joining and deleting
+      return False
+    self.done |= names
+    return True
+
+  def add(self, paths: list[str], rows: dict[str, np.ndarray]) -> None:
+    """Adds images: {layer: [n, D], or maps [n, h, w, D]}."""
+    if paths:
+      self.done.update(paths)
+      self._waiting.append(self._table(paths, rows))
+      self._bytes += sum(x.nbytes for x in rows.values())
+    if self._bytes >= _BYTES or time.monotonic() - self._since >= _SECONDS:
+      self._write()
+
+  def join(self, **more) -> None:
+    """Writes the file, with `more` in its record, and deletes the parts."""
+    self._write()
+    _, pq = arrow()
+
+    def write(target):
+      with pq.ParquetWriter(target, self._schema(**more), **_FORMAT) as writer:
+        for path in self._pieces:
+          with opened(path) as (file, _):
+            for i in range(file.num_row_groups):
+              writer.write_table(file.read_row_group(i))
+
+    if self._pieces != [self._out]:
+      files.replace(self._out, write)
+    shutil.rmtree(self._folder)
+
+  def _write(self) -> None:
+    pa, pq = arrow()
+    if self._waiting:
+      table = pa.concat_tables(self._waiting)
+      path = self._folder / f'{self._number:06}{SUFFIX}'
+      files.replace(path, lambda file: pq.write_table(table, file, **_FORMAT))
+      self._pieces.append(path)
+      self._number += 1
+    self._waiting, self._bytes, self._since = [], 0, time.monotonic()
+
+  def _schema(self, **more):
+    pa, _ = arrow()
+    layers = self._record['recipe']['layers']
+    number = pa.from_numpy_dtype(np.dtype(self._record['recipe']['numbers']))
+    fields = [('path', pa.string())]
+    if any(len(shape) == 3 for shape in layers.values()):
+      fields += [('y', pa.int16()), ('x', pa.int16())]
+    fields += [(name, pa.list_(number, shape[-1])) for name, shape in layers.items()]
+    return pa.schema(fields, {_KEY: json.dumps(self._record | more).encode()})
+
+  def _table(self, paths, rows):
+    pa, _ = arrow()
+    n, schema = len(paths), self._schema()
+    columns = [pa.array(paths, pa.string())]
+    if 'y' in schema.names:
+      _, h, w, _ = next(iter(rows.values())).shape
+      index = pa.array(np.repeat(np.arange(n, dtype=np.int32), h * w))
+      columns = [pa.DictionaryArray.from_arrays(index, columns[0]).dictionary_decode()]
+      columns += [np.tile(np.repeat(np.arange(h, dtype=np.int16), w), n)]
+      columns += [np.tile(np.arange(w, dtype=np.int16), n * h)]
+    for x in rows.values():
+      flat = pa.array(np.ascontiguousarray(x).reshape(-1))
+      columns.append(pa.FixedSizeListArray.from_arrays(flat, x.shape[-1]))
+    return pa.Table.from_arrays([*map(pa.array, columns)], schema=schema)

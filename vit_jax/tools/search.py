@@ -1,0 +1,257 @@
+"""Finds the images whose features are most similar to those of other images.
+
+  vit_jax search features.parquet QUERY.jpg... [--top 10] [--page page.html]
+  vit_jax search features.parquet --near_duplicates 0.95 [--page page.html]
+
+The file is by `vit_jax embed`. Queries are embedded by the same weights and preprocessing,
+which it names. Similarity is the cosine; the search is exact and runs on the device in
+chunks. Near duplicates are groups of images of the file in which each is linked to another
+by a similarity of at least the threshold. `--page` shows pictures in one HTML file.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax import cli, files, terminal
+from vit_jax.errors import BadImage, UserError, choose, printable
+from vit_jax.tools import embed, features, out_folder, predict
+from vit_jax.version import __version__
+
+_TOP, _BATCH = 10, 8
+_ROWS = 1 << 16  # Features on the device at a time
+_TILE = 1 << 12  # Rows and columns of similarities at a time
+_PICTURES, _GROUPS = 24, 200  # On a page: pictures of a group, and groups; 10 kB each
+
+
+def main(argv: list[str]) -> int:
+  """Prints the most similar images of every query, or the groups of near duplicates."""
+  args = _parser().parse_args(argv)
+  threshold = args.near_duplicates
+  if bool(args.queries) == (threshold is not None):
+    raise UserError('search takes either images or --near_duplicates COSINE.')
+  if threshold is not None and not 0 < threshold <= 1:
+    raise UserError(f'--near_duplicates {threshold}: a cosine above 0, at most 1.')
+  page = args.page and files.on_disk(args.page, '--page')
+  if page:
+    out_folder.check(str(page.parent), '--page')
+  with features.opened(args.features) as (file, record):
+    layers = record['recipe']['layers']
+    layer = args.layer or next(iter(layers))
+    if len(choose('layer', layer, layers)) > 1:
+      raise UserError(
+        f'{args.features} has a row per patch; search compares images: embed pre_logits.'
+      )
+    chunks = features.chunks(file, layer, _ROWS)
+    groups = (
+      _queries(args, chunks, layer, record)
+      if args.queries
+      else _duplicates(chunks, threshold)
+    )
+    names, folder = file.read(['path'])['path'], Path(args.folder or record['folder'])
+  for group in groups:
+    rows = zip(group.pop('rows', ()), group.pop('similarities', ()), strict=True)
+    group['images'] = [
+      {'path': str(folder / names[int(i)].as_py()), 'similarity': float(s)}
+      for i, s in rows
+    ]
+  if page:
+    out_folder.make(page.parent, '--page')
+    files.replace(page, _page(args.features, groups))
+  if args.json:
+    kind = 'queries' if args.queries else 'near_duplicates'
+    cli.print_json({'features': args.features, 'layer': layer, kind: groups})
+  else:
+    print('\n'.join(map(_render, groups)) or 'No near duplicates.')
+    if page:
+      print(page.absolute().as_uri())
+  if groups and all('error' in group for group in groups):
+    raise UserError(f'None of {len(groups)} images could be read.')
+  return 0
+
+
+def _queries(args, chunks, layer: str, record: dict) -> list[dict]:
+  """Returns {query, rows and similarities of the nearest, or error} for every query."""
+  paths = predict.find(args.queries)
+  from vit_jax import inference, sharding, weights
+  from vit_jax.data.single_image import SingleImage
+
+  recipe = record['recipe']
+  options = record['options'] | {'dtype': recipe['dtype']}
+  try:
+    loaded = weights.load(
+      args.source or record['source'], image_size=tuple(recipe['image_size']), **options
+    )
+  except UserError as error:
+    raise UserError(f'{error} --source names the weights of {args.features}.') from None
+  if embed.fingerprint(loaded) != recipe['fingerprint']:
+    raise UserError(f'{args.features} was written with other weights than {loaded}.')
+  function, _ = embed.extractor(loaded, [layer])
+  preprocess = SingleImage(recipe['pp'])
+  rows, errors = inference.run(loaded, paths, preprocess, _BATCH, function)
+  good = [i for i, error in enumerate(errors) if not error]
+  mesh = sharding.make_mesh()
+  found = iter(zip(*nearest(chunks, rows[layer][good], args.top, mesh), strict=True))
+  return [
+    {'query': path, 'error': error}
+    if error
+    else {
+      'query': path,
+      **dict(zip(('similarities', 'rows'), next(found), strict=True)),
+    }
+    for path, error in zip(paths, errors, strict=True)
+  ]
+
+
+def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the similarities and row numbers of the k nearest rows, both [n, k].
+
+  Args:
+    chunks: of the rows, [N, D] float32 in all; k or fewer are returned of fewer rows.
+    queries: [n, D] float32.
+  """
+  from vit_jax.evaluators import knn
+
+  best = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), int)
+  first = 0
+  for keys in chunks if len(queries) else ():
+    values, rows = knn.nearest(keys, queries, min(k, len(keys)), mesh)
+    values, rows = (
+      np.hstack(x) for x in zip(best, (values, rows + first), strict=True)
+    )
+    order = np.argsort(-values, axis=1, kind='stable')[:, :k]
+    best = tuple(np.take_along_axis(x, order, 1) for x in (values, rows))
+    first += len(keys)
+  return best
+
+
+def _duplicates(chunks, threshold: float) -> list[dict]:
+  """Returns {rows, similarities to the first} of groups, the largest first."""
+  x = np.concatenate([*chunks])
+  x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
+  labels = linked(x, threshold)
+  order = np.argsort(labels, kind='stable')
+  groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+  groups = sorted((rows for rows in groups if len(rows) > 1), key=len, reverse=True)
+  return [{'rows': rows, 'similarities': x[rows] @ x[rows[0]]} for rows in groups]
+
+
+def linked(x: np.ndarray, threshold: float) -> np.ndarray:
+  """Returns for every row the first row of its group, int [N].
+
+  Two rows are in one group if a chain of rows links them whose neighbours' products are at
+  least `threshold`. All pairs are computed, tile by tile on the device.
+
+  Args:
+    x: [N, D] float32, rows of norm 1.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  @jax.jit
+  def similar(a, b, start):
+    pairs = jnp.dot(a, b.T, precision='highest') >= threshold - 1e-6  # Roundings
+    # Each pair once: the second row is behind the first.
+    pairs &= jnp.arange(len(b)) + start > jnp.arange(len(a))[:, None]
+    return pairs.any(), pairs
+
+  def tile(i):
+    rows = x[i : i + size]
+    return np.pad(rows, ((0, size - len(rows)), (0, 0)), constant_values=np.nan)
+
+  size, labels = min(_TILE, len(x)), np.arange(len(x))
+  firsts = range(0, len(x), size)
+  for i in terminal.progress(firsts, len(firsts), 'search', 'rows of tiles'):
+    a = jax.device_put(tile(i))
+    for j in range(i, len(x), size):
+      some, pairs = similar(a, tile(j), j - i)
+      if some:
+        rows, columns = np.nonzero(pairs)
+        _link(labels, rows + i, columns + j)
+  return labels
+
+
+def _link(labels: np.ndarray, rows, columns) -> None:
+  """Joins the groups of pairs of rows; each label is the first row of a group."""
+  while (labels[rows] != labels[columns]).any():
+    a, b = labels[rows], labels[columns]
+    np.minimum.at(labels, np.maximum(a, b), np.minimum(a, b))
+    while (labels[labels] != labels).any():
+      labels[:] = labels[labels]
+
+
+def _render(group: dict) -> str:
+  head = group.get('query', f'{len(group["images"])} images')
+  rows = [f'{row["similarity"]:6.3f}  {row["path"]}' for row in group['images']]
+  rows += [f'not read: {group["error"]}'] if 'error' in group else []
+  return '\n  '.join(map(printable, [head, *rows]))
+
+
+def _page(name: str, groups: list[dict]) -> str:
+  """Returns the HTML of a page of pictures."""
+  import importlib.resources
+
+  import jinja2
+
+  sections = []
+  shown = groups[:_GROUPS]
+  for group in terminal.progress(shown, len(shown), 'page', 'groups'):
+    images = group['images']
+    pictures = [(row['path'], f'{row["similarity"]:.3f}') for row in images[:_PICTURES]]
+    if 'query' in group:
+      pictures = [(group['query'], 'query'), *pictures]
+    title = group.get('query', f'{len(images)} images')
+    note = group.get('error') or _rest(len(images) - _PICTURES, 'images')
+    sections.append((title, note, [(*row, _picture(row[0])) for row in pictures]))
+  tools = importlib.resources.files('vit_jax.tools')
+  style = tools / 'report' / 'template' / 'page.css'
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader('vit_jax.tools', 'template'),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  return environment.get_template('search.html').render(
+    title=f'Similar images in {Path(name).name}',
+    style=style.read_text(encoding='utf-8'),
+    sections=sections,
+    note=_rest(len(groups) - _GROUPS, 'groups'),
+    footer=f'vit_jax {__version__}',
+  )
+
+
+def _rest(number: int, noun: str) -> str:
+  return f'and {number:,} more {noun}' if number > 0 else ''
+
+
+def _picture(path: str) -> str | None:
+  """Returns an image as a data URL, or None if it cannot be read."""
+  from vit_jax.data.single_image import SingleImage
+  from vit_jax.tools.report import pictures
+
+  small = SingleImage('decode|resize_small(160)|value_range(0, 255)')
+  try:
+    return pictures.url(np.uint8(small(path)))
+  except BadImage:
+    return None
+
+
+def _parser() -> cli.Parser:
+  parser = cli.Parser('vit_jax search', description=__doc__.split('\n')[0])
+  add = parser.add_argument
+  add('features', metavar='FEATURES.parquet', help='by vit_jax embed')
+  add('queries', metavar='IMAGE_OR_FOLDER', nargs='*')
+  add('--top', type=cli.positive, default=_TOP, help=f'per query; default: {_TOP}')
+  duplicates = 'groups of images at least so similar: 0.95'
+  add('--near_duplicates', metavar='COSINE', type=float, help=duplicates)
+  add('--layer', help='default: the first of the file')
+  add('--page', metavar='FILE.html', help='write a page of pictures')
+  add('--folder', help='of the images, if it moved')
+  add('--source', metavar='SOURCE', help='of the weights, if they moved')
+  cli.add_json_option(parser)
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(cli.run(main))
