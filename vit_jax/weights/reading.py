@@ -17,6 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.weights import adapt, configs, download, formats, readers, runs, tuned, zoo
 from vit_jax.weights.adapt import fit
 from vit_jax.weights.configs import Facts
+from vit_jax.weights.families import text as families_text
 from vit_jax.weights.source import Source, errors_of
 
 # Far beyond every published model; a config that says more would exhaust memory.
@@ -83,7 +84,8 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     raise UserError(f'{source} is tuned_only: load(WEIGHTS, tune={source!r}).')
   config = configs.without_nulls(raw.config)
   with errors_of(source):
-    format, arrays, unused = formats.detect(raw.arrays, config)
+    text, arrays = families_text.split(raw.arrays, config, path)
+    format, arrays, unused = formats.detect(arrays, config)
   bind(f'model {format.family}', overrides, models.signature(format.family))
   with errors_of(f'{source}, {format.name} {format.family}'):
     facts = format.facts(config, source)
@@ -107,7 +109,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     channels = 3 if family.inputs else flat[family.stem(flat)].shape[2]
   size = size or (entry and (entry.resolution,) * 2)
   arguments = (format.name, format.family, fields, flat, size, channels, names)
-  return Source(source, *arguments, facts.pp, unused)
+  return Source(source, *arguments, facts.pp, unused, text=text)
 
 
 def _image_size(format, facts: Facts, flat, fields: dict, family):
