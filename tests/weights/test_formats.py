@@ -340,7 +340,8 @@ CHANGES = {
 
 # (format, field, value) -> the value that is read again, of a model of equal outputs
 EQUAL = {('hf', 'posemb_tokens', 'patches'): 'prefix'}
-EQUAL |= {(to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf')}
+EQUAL |= {('authors', 'posemb_tokens', 'patches'): 'cls'}
+EQUAL |= {(to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf', 'authors')}
 
 # field -> fields that it needs beside it
 BESIDE = {
@@ -351,7 +352,7 @@ BESIDE = {
   'map_prefix': dict(classifier='map', cls_token=True),
   'rope_base': dict(rope='dinov3'),
   'rope_reference': dict(rope='eva'),
-  'attention': dict(posemb='none', classifier='gap'),
+  'attention': dict(posemb='none', classifier='gap', registers=0),
   'pretrained_windows': dict(version=2),
   'class_residual': dict(classifier='token'),
   'depth': dict(global_blocks=(0,)),
@@ -376,13 +377,20 @@ def written(source, out, to) -> str:
   return ''
 
 
-@pytest.mark.parametrize('name', CHANGES)
-def test_a_field_is_read_again_or_refused_by_name(tmp_path, monkeypatch, name):
+# A ViT that the authors of DINOv2 have; they have none as it is by default.
+DINO = dict(num_classes=None, act='gelu_erf', layer_scale=1.0)
+DINO |= dict(registers=2, posemb_tokens='cls')
+
+
+@pytest.mark.parametrize(('name', 'own'), [*((n, {}) for n in CHANGES), ('vit', DINO)])
+def test_a_field_is_read_again_or_refused_by_name(tmp_path, monkeypatch, name, own):
   monkeypatch.setitem(bit._TIMM_NAMES, ((1, 1), 32), 'resnetv2_50x1_bit')  # a small one
   usual, changes = CHANGES[name]
-  usual = {'num_classes': 7, **models.family(name).tiny[0], **usual}
+  usual = {'num_classes': 7, **models.family(name).tiny[0], **usual, **own}
   assert set(models.signature(name).parameters) - formats.TRAINING == set(changes)
   every = [f for f in formats.all_formats() if f.family == name and f.config]
+  if name == 'vit':
+    every = [f for f in every if (f.name == 'authors') == bool(own)]
   cases = [{}] + [{key: value} for key, values in changes.items() for value in values]
   for number, change in enumerate(cases):
     beside = {k: v for key in change for k, v in BESIDE.get(key, {}).items()}

@@ -88,10 +88,9 @@ def learned_positions(
     and family.position in flat
   ):
     table = np.pad(flat[family.position], ((0, 0), (1, 0), (0, 0)))
-    flat, fields = (
-      {**flat, family.position: table},
-      {**fields, 'posemb_tokens': 'prefix'},
-    )
+    tokens = 'cls' if fields.get('registers') else 'prefix'
+    flat = {**flat, family.position: table}
+    fields = {**fields, 'posemb_tokens': tokens}
   return flat, fields
 
 

@@ -37,6 +37,8 @@ class Facts(NamedTuple):
   pp: str | None = None  # the evaluation pipeline, in our ops
   architecture: str | None = None  # timm's name of the model
   config: dict | None = None
+  # The images in evaluation as `pipelines.of_timm` reads them, where `pp` is None.
+  images: dict | None = None
 
 
 # (config, source as the user wrote it) -> Facts; ValueError for a model that is not read.

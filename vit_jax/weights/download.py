@@ -60,7 +60,7 @@ def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
     raise UserError(f'{one_line(text)} is not a path: {one_line(error)}.') from None
   if not exists:
     none = f'No file, folder or name of vit_jax inspect --zoo: {text!r}.'
-    file = path.suffix in (*readers.SUFFIXES, '.onnx', '.pt', '.pth', '.bin')
+    file = path.suffix in (*readers.SUFFIXES, '.onnx')
     if not file and re.fullmatch(_HUB_NAME, text) and not path.parent.is_dir():
       return _hub(f'hf:{text}', f'{none} ')
     others = [x.name for x in path.parent.iterdir()] if path.parent.is_dir() else []

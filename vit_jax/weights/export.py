@@ -60,7 +60,7 @@ def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]
   format = formats.writer(family, to)
   if to != 'google':  # whose files without a table have sine-cosine positions
     flat, fields = adapt.learned_positions(
-      flat, fields, models.family(family), size, class_row=to == 'hf'
+      flat, fields, models.family(family), size, class_row=to in ('hf', 'authors')
     )
   return format.write(flat, fields, size, class_names)
 

@@ -4,6 +4,7 @@ import functools
 import importlib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from vit_jax.weights.rename import Arrays, Table
 FAMILIES = (
   *(
     f'vit_jax.weights.families.{name}'
-    for name in ('bit', 'convnext', 'mixer', 'mvit', 'resnet', 'swin')
+    for name in ('bit', 'convnext', 'mixer', 'mvit', 'resnet', 'swin', 'vit_originals')
   ),
   *(f'vit_jax.detection.weights.{name}' for name in ('detr', 'fpn')),
   'vit_jax.weights.families.vit',
@@ -62,12 +63,21 @@ class Format(NamedTuple):
 
   name: str  # google, big_vision, timm, hf, bit, authors or detectron2
   family: str  # a key of models.MODELS
-  marker: str  # regex of a name that every such file has
+  marker: str | tuple[str, ...]  # regexes of names that every such file has
   rules: Table | Callable[[Arrays, Facts], Table]
   infer: Callable[[Arrays], Fields]  # parameters -> fields of the model
   facts: Reader  # reads the config beside the arrays
   # Regex of a name that no such file has, where another format has the marker.
   lacks: str | None = None
+  # (config, the file's name) -> whether they are of this format.
+  when: Callable[[dict, str], bool] = lambda config, name: True
+  # Regex of the prefix of this model in files that hold more, which is cut off.
+  within: str = ''
+  ignored: str = ''  # regex of arrays beside the model's
+  # Fields that neither arrays nor this format tell: the name of the file or the user.
+  needs: tuple[str, ...] = ()
+  # Their arrays -> fields that those tell which are no parameters.
+  tells: Callable[[Arrays], Fields] = lambda arrays: {}
   # (parameters, fields) -> (h, w) of the positions, or None.
   grid: Callable[[Arrays, Fields], tuple[int, int] | None] = lambda flat, fields: None
   # (parameters, fields, facts) -> fields of positions that only all three tell.
@@ -79,14 +89,15 @@ class Format(NamedTuple):
   to: str = ''  # the name in `export.TO`, if that is not `name`
   # (parameters, fields) -> table, where that is not `rules(parameters, Facts(fields))`.
   write_rules: Callable[[Arrays, Fields], Table] | None = None
-  # Parameters -> arrays beside them that the publisher's code reads.
-  buffers: Callable[[Arrays], Arrays] = lambda flat: {}
+  # (parameters, fields) -> arrays beside them that the publisher's code reads.
+  buffers: Callable[[Arrays, Fields], Arrays] = lambda flat, fields: {}
   # Fields that may be read with another value: `config` checks that outputs are the same.
   alike: tuple[str, ...] = ()
 
   def read(self, arrays: Arrays, facts: Facts) -> tuple[Fields, Arrays]:
     """Returns (section `model`, parameters under our names, float32, not stacked)."""
     arrays = adapt.unstack(arrays, models.family(self.family))
+    facts = facts._replace(fields=self.tells(arrays) | facts.fields)
     rules = self.rules(arrays, facts) if callable(self.rules) else self.rules
     flat, unknown = rename.to_ours(arrays, rules)
     if unknown:
@@ -125,7 +136,7 @@ class Format(NamedTuple):
       rules = self.write_rules(flat, fields)
     elif callable(rules):
       rules = rules(flat, Facts(fields))
-    arrays = rename.to_theirs(flat, rules) | self.buffers(flat)
+    arrays = rename.to_theirs(flat, rules) | self.buffers(flat, fields)
     format, parameters, _ = detect(arrays, config)
     section, _ = format.read(
       parameters, format.facts(configs.without_nulls(config), '')
@@ -168,9 +179,11 @@ def writer(family: str, to: str) -> Format:
   return named[to]
 
 
-def detect(arrays: Arrays, config: dict) -> tuple[Format, Arrays, list[str]]:
+def detect(
+  arrays: Arrays, config: dict, source: str = ''
+) -> tuple[Format, Arrays, list[str]]:
   """Returns (format, parameters under their plain names, names left out)."""
-  skipped = []
+  skipped, file = [], Path(source).name
   for prefix in _PREFIXES:
     inside = {
       n.removeprefix(prefix): x for n, x in arrays.items() if n.startswith(prefix)
@@ -185,11 +198,25 @@ def detect(arrays: Arrays, config: dict) -> tuple[Format, Arrays, list[str]]:
       raise ValueError(f'array {name[:80]!r} is numbered beyond {_LARGEST_NUMBER}')
   has = lambda regex: any(re.fullmatch(regex, name) for name in arrays)
   for format in all_formats():
-    if has(format.marker) and not (format.lacks and has(format.lacks)):
-      return format, arrays, skipped
+    markers = (format.marker,) if isinstance(format.marker, str) else format.marker
+    lacks = format.lacks and has(format.lacks)
+    if all(map(has, markers)) and not lacks and format.when(config, file):
+      inside, more = _inside(arrays, format)
+      return format, inside, [*skipped, *more]
   formats = sorted({f'{f.name} ({f.family})' for f in all_formats()})
   kind = {k: config[k] for k in ('model_type', 'architecture') if k in config}
   raise ValueError(
     f'its arrays are of no known format: {kind or ""} their names begin with '
     f'{list(arrays)[:4]}. Known formats: {", ".join(formats)}'
   )
+
+
+def _inside(arrays: Arrays, format: Format) -> tuple[Arrays, list[str]]:
+  """Returns (the arrays of a format's model under its names, names of the others)."""
+  cut = lambda name: re.sub(f'^(?:{format.within})', '', name)
+  whole = not any(cut(name) != name for name in arrays)
+  inside = {n: cut(n) for n in arrays if whole or cut(n) != n}
+  inside = {n: s for n, s in inside.items() if not re.fullmatch(format.ignored, s)}
+  return {s: arrays[n] for n, s in inside.items()}, [
+    n for n in arrays if n not in inside
+  ]

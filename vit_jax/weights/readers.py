@@ -1,8 +1,14 @@
-"""Files of weights to flat numpy arrays: .npz and safetensors, never a pickle."""
+"""Files of weights to flat numpy arrays: .npz, safetensors, and PyTorch's by PyTorch.
 
+PyTorch's files are pickles. `torch.load(weights_only=True)` reads them without running
+their code, so torch must be installed; without it they are refused.
+"""
+
+import argparse
 import json
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +20,11 @@ from vit_jax import files
 from vit_jax.errors import UserError, one_line
 
 # Suffixes of files of weights; a file of another name is recognised by its content.
-SUFFIXES = ('.npz', '.safetensors')
-_PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt', '.tar')
-_INDEX = '.safetensors.index.json'
+PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt', '.tar')
+SUFFIXES = ('.npz', '.safetensors', *PICKLES)
+# Keys under which training code keeps the parameters among other things; of a teacher
+# and a student the teacher is published, of an encoder and a predictor the encoder.
+_WRAPPERS = ('state_dict', 'model', 'teacher', 'module', 'encoder')
 # Weights hardly compress: a file decompresses to so many times its size, at most.
 _TIMES = 20
 
@@ -29,9 +37,10 @@ class Raw(NamedTuple):
 
 
 def read(path: str | Path) -> Raw:
-  """Reads an .npz file, a .safetensors file, or a folder as on a hub, or raises UserError.
+  """Reads a file of weights, or a folder as on a hub, or raises UserError.
 
-  A folder holds safetensors, whole or in parts with an index, and a config; or one .npz.
+  A folder holds safetensors, whole or in parts with an index, and a config; else one .npz;
+  else PyTorch's files, whole or in parts.
   """
   path = Path(path)
   raw = _folder(path) if path.is_dir() else _file(path)
@@ -48,17 +57,17 @@ def _reading(what):
 
 def check_whole(path: Path) -> None:
   """Raises UserError for a file without the end of a zip or of a safetensors file."""
-  if not zipfile.is_zipfile(path):
+  if path.suffix not in PICKLES and not zipfile.is_zipfile(path):
     what = 'it is not a whole .npz, and as safetensors it'
     with _reading(what), safe_open(path, 'np'):
       pass
 
 
 def _file(path: Path) -> Raw:
-  if path.suffix in _PICKLES:
-    raise UserError(f'{path} is a pickle, which can run code: use safetensors.')
   if not path.is_file():
     raise UserError(f'No such file or folder of weights: {path}.')
+  if path.suffix in PICKLES:
+    return Raw(_torch(path), _config_beside(path.parent))
   with _reading(path), path.open('rb') as file:
     magic = file.read(8)
   if magic.startswith(b'PK\x03\x04'):
@@ -71,26 +80,33 @@ def _file(path: Path) -> Raw:
 
 
 def _folder(folder: Path) -> Raw:
-  parts = sorted(folder.glob('*.safetensors'))
-  index = sorted(folder.glob(f'*{_INDEX}'))
-  numpy = sorted(folder.glob('*.npz'))
-  config = _config_beside(folder)
-  if (model := folder / 'model.safetensors') in parts:
-    parts = [model]
-  elif index:
+  named = lambda pattern: sorted(folder.glob(pattern))
+  parts, numpy, config = named('*.safetensors'), named('*.npz'), _config_beside(folder)
+  index = named('*.safetensors.index.json')
+  if not (parts or index or numpy):
+    parts = [file for file in named('*') if file.suffix in PICKLES]
+    index = named('*.bin.index.json')
+  for name in ('model.safetensors', 'pytorch_model.bin'):
+    if folder / name in parts:
+      parts, index = [folder / name], []
+  if index:
     parts = [folder / part for part in _parts(index[0])]
-  if index or len(parts) == 1:
-    arrays, embedded = {}, {}
-    for file in parts:
-      more, embedded = _safetensors(file)
-      if twice := arrays.keys() & more.keys():
-        raise UserError(f'{file} holds {min(twice)!r}, as another part does.')
-      arrays |= more
-  elif not parts and len(numpy) == 1:
-    arrays, embedded = _npz(numpy[0])
-  else:
+  if not (index or len(parts) == 1 or (not parts and len(numpy) == 1)):
     raise UserError(f'{folder} is no run and lacks model.safetensors and config.json.')
+  arrays, embedded = {}, {}
+  for file in parts or numpy:
+    more, embedded = _content(file)
+    if twice := arrays.keys() & more.keys():
+      raise UserError(f'{file} holds {min(twice)!r}, as another part does.')
+    arrays |= more
   return Raw(arrays, config or embedded)
+
+
+def _content(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+  """Returns (arrays, embedded config) of a file, by its suffix."""
+  if path.suffix in PICKLES:
+    return _torch(path), {}
+  return _npz(path) if path.suffix == '.npz' else _safetensors(path)
 
 
 def _parts(index: Path) -> list[str]:
@@ -99,7 +115,7 @@ def _parts(index: Path) -> list[str]:
   if not (isinstance(where, dict) and all(isinstance(p, str) for p in where.values())):
     raise UserError(f'{index} has no weight_map of file names.')
   for part in where.values():
-    if not re.fullmatch(r'[^/\\\0]{1,240}\.safetensors', part):
+    if not re.fullmatch(r'[^/\\\0]{1,240}\.(safetensors|bin)', part):
       raise UserError(f'{index} names {part[:80]!r}, not a file of its folder.')
   return sorted(set(where.values()))
 
@@ -123,13 +139,69 @@ def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   return arrays, _parse(config, f"{path}: 'config' in its metadata") if config else {}
 
 
+def _torch(path: Path) -> dict[str, np.ndarray]:
+  """Returns the arrays of a file by `torch.save`, without what training keeps beside them."""
+  try:
+    import torch
+  except ImportError:
+    raise UserError(
+      f'{path} is a pickle, which only PyTorch reads safely: pip install torch, or use '
+      'safetensors.'
+    ) from None
+  zipped = zipfile.is_zipfile(path)
+  with _reading(path):
+    if zipped and any(n.endswith('/constants.pkl') for n in _names(path)):
+      raise UserError(
+        f'{path} is a TorchScript archive, which is a program. Save its arrays under the '
+        f"same name in another folder: torch.save(torch.jit.load({path.name!r}, 'cpu')."
+        f"state_dict(), 'FOLDER/{path.name}')."
+      )
+  try:
+    with torch.serialization.safe_globals(
+      [argparse.Namespace]
+    ):  # options of a training
+      saved = torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
+  except Exception as error:  # whatever the pickle asks for
+    why = one_line(str(error).partition('\n')[0])
+    raise UserError(f'{path} is no file of arrays by torch.save: {why}.') from None
+  while key := next((k for k in _WRAPPERS if _is_mapping(saved, k)), None):
+    saved = saved[key]
+  if not isinstance(saved, Mapping):
+    raise UserError(f'{path} holds {type(saved).__name__}, expected arrays by name.')
+  tensors = {str(k): x for k, x in saved.items() if isinstance(x, torch.Tensor)}
+  cut = len('module.') * all(name.startswith('module.') for name in tensors)
+  return {name[cut:]: _from_torch(x, torch) for name, x in tensors.items()}
+
+
+def _is_mapping(saved, key: str) -> bool:
+  return isinstance(saved, Mapping) and isinstance(saved.get(key), Mapping)
+
+
+def _from_torch(x, torch) -> np.ndarray:
+  x = x.detach().contiguous()
+  if x.dtype == torch.bfloat16:
+    return x.view(torch.int16).numpy().view(jnp.bfloat16)
+  return x.numpy()
+
+
+def _names(path: Path) -> list[str]:
+  with zipfile.ZipFile(path) as archive:
+    return archive.namelist()
+
+
+# Files of JSON beside the arrays -> the key of the config that they become.
+_BESIDE = {
+  'preprocessor_config.json': 'preprocessor',  # transformers
+  'open_clip_config.json': 'open_clip',
+}
+
+
 def _config_beside(folder: Path) -> dict:
-  """Returns config.json, and under 'preprocessor' transformers' other file."""
-  path, other = folder / 'config.json', folder / 'preprocessor_config.json'
+  """Returns config.json, and other libraries' files by the keys in _BESIDE."""
+  path = folder / 'config.json'
   config = read_json(path) if path.is_file() else {}
-  if other.is_file():
-    config['preprocessor'] = read_json(other)
-  return config
+  others = {key: folder / name for name, key in _BESIDE.items()}
+  return config | {k: read_json(file) for k, file in others.items() if file.is_file()}
 
 
 def read_json(path: Path) -> dict:

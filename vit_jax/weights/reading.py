@@ -14,10 +14,19 @@ from vit_jax import models
 from vit_jax.check import bind
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
-from vit_jax.weights import adapt, configs, download, formats, readers, runs, tuned, zoo
+from vit_jax.weights import (
+  adapt,
+  configs,
+  download,
+  formats,
+  pipelines,
+  readers,
+  runs,
+  tuned,
+  zoo,
+)
 from vit_jax.weights.adapt import fit
 from vit_jax.weights.configs import Facts
-from vit_jax.weights.families import text as families_text
 from vit_jax.weights.source import Source, errors_of
 
 # Far beyond every published model; a config that says more would exhaust memory.
@@ -84,8 +93,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     raise UserError(f'{source} is tuned_only: load(WEIGHTS, tune={source!r}).')
   config = configs.without_nulls(raw.config)
   with errors_of(source):
-    text, arrays = families_text.split(raw.arrays, config, path)
-    format, arrays, unused = formats.detect(arrays, config)
+    format, arrays, unused = formats.detect(raw.arrays, config, source)
   bind(f'model {format.family}', overrides, models.signature(format.family))
   with errors_of(f'{source}, {format.name} {format.family}'):
     facts = format.facts(config, source)
@@ -98,6 +106,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
       heads = overrides.get('num_heads') or facts.fields.get('num_heads')
       heads = heads or sized.get('num_heads') or _heads(facts, source)
       facts = facts._replace(fields=facts.fields | {'num_heads': heads})
+    facts = facts._replace(fields=_needed(format, arrays, facts, sized | overrides))
     section, flat = format.read(arrays, facts)
     section.pop('name')
     fields = section | sized | overrides
@@ -109,7 +118,20 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     channels = 3 if family.inputs else flat[family.stem(flat)].shape[2]
   size = size or (entry and (entry.resolution,) * 2)
   arguments = (format.name, format.family, fields, flat, size, channels, names)
-  return Source(source, *arguments, facts.pp, unused, text=text)
+  pp = facts.pp or pipelines.of_timm(facts.images or {}, size)
+  return Source(source, *arguments, pp, unused)
+
+
+def _needed(format, arrays, facts: Facts, given: dict) -> dict:
+  """Returns fields with those that a format needs; ValueError if nothing tells them."""
+  fields = format.tells(arrays) | facts.fields
+  fields |= {key: given[key] for key in format.needs if key in given}
+  if missing := [key for key in format.needs if key not in fields]:
+    raise ValueError(
+      f"neither arrays nor the file's name tell {' and '.join(missing)}: pass "
+      f'{", ".join(f"{key}=..." for key in missing)}, or keep the published name'
+    )
+  return fields
 
 
 def _image_size(format, facts: Facts, flat, fields: dict, family):

@@ -54,7 +54,7 @@ def infer(flat: dict) -> dict:
 def _counts(rules: Table) -> Callable[[dict], dict]:
   """Returns the writer of PyTorch's counts of batches, which stand beside statistics."""
 
-  def buffers(flat):
+  def buffers(flat, fields):
     names = rename.to_theirs(
       {n: x for n, x in flat.items() if n.endswith('/mean')}, rules
     )

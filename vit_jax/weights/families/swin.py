@@ -373,7 +373,7 @@ def _write_hf(flat, fields) -> Table:
   return hf(stages, 'swinv2.' if stages[0].window is None else 'swin.')
 
 
-def _indices(flat: dict) -> dict[str, np.ndarray]:
+def _indices(flat: dict, fields: dict) -> dict[str, np.ndarray]:
   """Returns the row of a table that a query and a key have, which hub files of V1 hold."""
   arrays, depths = {}, layers.depths(flat, 'norm1/scale')
   for s, (stage, depth) in enumerate(zip(our_stages(flat), depths, strict=True)):

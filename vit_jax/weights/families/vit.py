@@ -57,7 +57,6 @@ GOOGLE = table(
     'pooled_norm/{rest}',
     'head_dist/{rest}',
     'pre_logits/{rest}',
-    'projection/{rest}',
     f'{MAP}/{{rest}}',
   ),
   Rule('Transformer/pos_embedding', POSITIONS, only_load=True),
@@ -91,7 +90,6 @@ def infer(flat: dict) -> dict:
     classifier='map' if f'{MAP}/probe' in flat else 'token' if 'cls' in flat else 'gap',
     num_classes=columns(flat, 'head/kernel'),
     representation_size=columns(flat, 'pre_logits/kernel'),
-    projection=columns(flat, 'projection/kernel'),
     **_positions(flat),
   )
   fields |= _variations(flat, heads, lambda template: part(template) in flat)
@@ -202,10 +200,10 @@ def position_rows(fields: dict) -> int:
   return {'prefix': vit.prefix(fields), 'cls': 1, 'patches': 0}[tokens]
 
 
-def _infer_google(flat: dict) -> dict:
+def infer_google(flat: dict) -> dict:
+  """Returns the fields of a model by Google: without a table, positions are sine-cosine."""
   fields = infer(flat)
   if fields['posemb'] == 'none':
-    # The models published in these formats without a table have this one.
     fields['posemb'] = 'sincos2d'
   return fields
 
@@ -214,7 +212,7 @@ def _google_config(fields, image_size, class_names) -> dict:
   published = dict(act='gelu_tanh', norm_eps=1e-6, posemb='learn')
   published |= dict(posemb_where='stem', posemb_tokens='prefix', attention='full')
   published |= dict(rope='none', rope_base=None, rope_reference=None, block='pre')
-  published |= dict(map_prefix=False, cls_token=None, unit=False)
+  published |= dict(map_prefix=False, cls_token=None)
   if fields['block'] in ('parallel', 'branches'):  # by their arrays
     published['block'] = fields['block']
   if fields['classifier'] not in ('distilled', 'map'):  # the same arrays
@@ -404,7 +402,7 @@ FORMATS = (
     'google',
     marker=r'Transformer/.+',
     rules=GOOGLE,
-    infer=_infer_google,
+    infer=infer_google,
     facts=configs.google(act='gelu_tanh'),
     lacks='pos_embedding',
     config=_google_config,
@@ -416,7 +414,7 @@ FORMATS = (
     'big_vision',
     marker=r'pos_embedding',
     rules=BIG_VISION,
-    infer=_infer_google,
+    infer=infer_google,
     facts=configs.google(act='gelu_tanh'),
     positions=_big_vision_positions,
   ),

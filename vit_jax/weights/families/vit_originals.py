@@ -1,0 +1,556 @@
+"""ViTs under the names of their authors' code: DINOv2, DINOv3, CLIP, MAE, EVA-02 and others.
+
+The arrays tell widths, depth, registers, norms, gates and biases. They do not tell heads,
+activation and rotary positions: those are constants of the authors' code, follow from the
+name of a published file (`PUBLISHED`), or are passed by the user.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.weights import configs, layers
+from vit_jax.weights import transforms as t
+from vit_jax.weights.configs import Facts, Reader
+from vit_jax.weights.families import vit
+from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
+from vit_jax.weights.formats import Fields, Format
+from vit_jax.weights.rename import Arrays, Rule, Table, below, respelled, table
+
+# -- what published names tell ----------------------------------------------------------
+
+_CLIP_LEVELS = {
+  'mean': (0.48145466, 0.4578275, 0.40821073),
+  'std': (0.26862954, 0.26130258, 0.27577711),
+}
+_HALF_LEVELS = {'mean': (0.5,) * 3, 'std': (0.5,) * 3}
+# Images in evaluation, in timm's words, with ImageNet's levels unless others are named:
+# DINOv2, MAE and DeiT crop, CLIP crops nothing but a square, DINOv3 and PE squash.
+_CROPPED = {'interpolation': 'bicubic', 'crop_pct': 0.875}
+_WHOLE = {'interpolation': 'bicubic', 'crop_pct': 1.0}
+_SQUASHED = {'interpolation': 'bilinear', 'crop_pct': 1.0, 'crop_mode': 'squash'}
+# Regex of a file's name -> what differs.
+_IMAGES = {
+  '.*_sat493m': {'mean': (0.43, 0.411, 0.296), 'std': (0.213, 0.156, 0.143)},
+  'deit_3_': {'crop_pct': 1.0},
+}
+
+_HEADS = {'Ti': 3, 'S': 6, 'B': 12, 'L': 16, 'H': 16, 'tiny': 3, 'small': 6, 'base': 12}
+_HEADS |= {'medium': 8, 'large': 16, 'huge': 16, 's': 6, 'b': 12, 'l': 16, 'g': 24}
+
+# Regex of a file's name -> (its first group -> fields that the arrays do not tell).
+_heads = lambda size: {'num_heads': _HEADS[size]}
+PUBLISHED: dict[str, Callable[[str], Fields]] = {
+  r'dinov2_vit([sblg])14.*': _heads,
+  r'mae_\w+_vit_(base|large|huge).*': _heads,
+  r'deit_(tiny|small|base)_(?:distilled_)?patch16.*': _heads,
+  r'deit_3_(small|medium|base|large|huge)_.*': lambda size: (
+    _heads(size) | {'posemb_tokens': 'patches'}
+  ),
+  r'dino_deit(small)\d+_pretrain.*|dino_vitbase\d+_pretrain.*': lambda size: _heads(
+    size or 'base'
+  ),
+  r'IN(?:1|22)K-vit\.([hg])\.\d+.*': lambda size: {'num_heads': 16},  # I-JEPA
+  # OpenAI's. With 64 channels a head, as all of its models.
+  r'ViT-([BL])-\d+(?:-336px)?\.pt': lambda size: _heads(size) | {'act': 'quick_gelu'},
+  r'eva02_(Ti|S|B|L)_.*': _heads,
+  r'EVA02_CLIP_([BL])_.*': _heads,
+  r'EVA02_CLIP_E_.*': lambda _: {'num_heads': 16, 'block': 'post'},
+  r'EVA01_CLIP_g_.*': lambda _: {'num_heads': 16, 'block': 'pre'},
+  r'PE-(?:Core|Lang|Spatial)-([TSBLG])\d+.*': lambda size: {
+    'num_heads': {'T': 3, 'G': 16}.get(size) or _HEADS[size]
+  },
+}
+
+
+def published(name: str) -> Fields:
+  """Returns the fields that the name of a published file tells, {} for other names."""
+  for regex, fields in PUBLISHED.items():
+    if match := re.fullmatch(regex, name):
+      return fields(next(filter(None, match.groups()), ''))
+  return {}
+
+
+def _facts(images: dict, image_size=None, **usual) -> Reader:
+  """Returns the reader of facts: constants, then a published name, then our own config.
+
+  `images` are those in evaluation, as `pipelines.of_timm` reads them.
+  """
+
+  def read(config, source):
+    ours = configs.section(config, 'vit_jax')
+    own = configs.section(ours, 'fields')
+    own = {k: tuple(v) if isinstance(v, list) else v for k, v in own.items()}
+    size = configs.pair(ours.get('image_size'))
+    names = configs.texts(ours.get('class_names'))
+    name = Path(source).name
+    special = [x for regex, x in _IMAGES.items() if re.match(regex, name)]
+    fields = usual | published(name) | own
+    facts = Facts(fields, size or image_size, names, ours.get('pp'), config=config)
+    return facts._replace(images=functools.reduce(dict.__or__, special, images))
+
+  return read
+
+
+# -- rename tables --------------------------------------------------------------------
+
+
+def block(
+  theirs: str,
+  heads: int,
+  *,
+  norm: str = 'norm{}',
+  qkv: str = 'attn.qkv',
+  out: str = 'attn.proj',
+  mlp: tuple[str, str] = ('mlp.fc1', 'mlp.fc2'),
+  scale: str = 'ls{}.gamma',
+  dot: str = '.',
+) -> Table:
+  """Returns the rules of a block: its norms, fused attention, MLP and LayerScales.
+
+  Args:
+    theirs: 'blocks.{i}'.
+    norm, scale: names within it; {} stands for 1 and 2.
+    dot: between `qkv` and 'weight'.
+  """
+  return table(
+    layers.fused(f'{theirs}.{qkv}', ATTENTION, heads, dot=dot),
+    layers.out_of_heads(f'{theirs}.{out}', f'{ATTENTION}/out', heads),
+    [
+      (
+        layers.norm(f'{theirs}.{norm.format(k + 1)}', f'{BLOCK}/LayerNorm_{k}'),
+        layers.dense(f'{theirs}.{mlp[k]}', f'{MLP}/Dense_{k}'),
+        Rule(f'{theirs}.{scale.format(k + 1)}', f'{BLOCK}/LayerScale_{k}/gamma'),
+      )
+      for k in (0, 1)
+    ],
+  )
+
+
+# Blocks of OpenAI's code: of CLIP, open_clip and the Perception Encoder, text towers too.
+openai_block = functools.partial(
+  block,
+  norm='ln_{}',
+  qkv='attn.in_proj',
+  out='attn.out_proj',
+  mlp=('mlp.c_fc', 'mlp.c_proj'),
+  scale='ls_{}.gamma',
+  dot='_',
+)
+
+
+def _gated(theirs: str, gate='w1', value='w2', out='w3', packed='w12') -> Table:
+  """Returns the rules of a SwiGLU, its first two layers apart or packed, gate first."""
+  both = lambda leaf: tuple(f'{MLP}/{layer}/{leaf}' for layer in ('gate', 'Dense_0'))
+  return table(
+    layers.dense(f'{theirs}.{gate}', f'{MLP}/gate'),
+    layers.dense(f'{theirs}.{value}', f'{MLP}/Dense_0'),
+    layers.dense(f'{theirs}.{out}', f'{MLP}/Dense_1'),
+    Rule(f'{theirs}.{packed}.weight', both('kernel'), t.joined(t.dense, 2)),
+    Rule(f'{theirs}.{packed}.bias', both('bias'), t.joined(t.same, 2)),
+  )
+
+
+def _stem() -> Table:
+  return table(
+    Rule('cls_token', 'cls'),
+    Rule('pos_embed', POSITIONS),
+    layers.conv('patch_embed.proj', 'embedding'),
+    layers.norm('norm', 'Transformer/encoder_norm'),
+    layers.norm('fc_norm', 'pooled_norm'),
+    layers.dense('head', 'head'),
+  )
+
+
+def _unmasked(heads: int) -> t.Transform:
+  """[3 D], the bias of q, k and v, -> those of q and v: the mask hides that of k.
+
+  The masked third of a file may hold anything, NaN included.
+  """
+  joined = t.joined(t.heads_bias(heads), 3)
+  return t.Transform(
+    lambda x: joined.load(x)[::2],
+    lambda xs: joined.save([xs[0], np.zeros_like(xs[0]), xs[1]]),
+  )
+
+
+def _check_mask(x) -> tuple:
+  if not np.array_equal(x.reshape(3, -1), np.ones((3, x.size // 3)) * [[1], [0], [1]]):
+    raise ValueError('it hides other biases than those of the keys')
+  return ()
+
+
+def dino(heads: int, *, masked: bool, registers: str, mlp: str | None) -> Table:
+  """DINOv2 and DINOv3, also with blocks in chunks, as they are in training.
+
+  Args:
+    masked: whether a mask hides the biases of keys.
+    registers: their name.
+    mlp: None; of a SwiGLU 'packed' or 'apart'.
+  """
+  bias = (f'{ATTENTION}/query/bias', f'{ATTENTION}/value/bias')
+  qkv, gated = 'blocks.{i}.attn.qkv', _gated('blocks.{i}.mlp')
+  rules = table(
+    Rule(f'{qkv}.bias', bias, _unmasked(heads)) if masked else (),
+    Rule(f'{qkv}.bias_mask', (), t.dropped._replace(load=_check_mask)),
+    Rule('rope_embed.periods', (), t.dropped),
+    Rule(registers, 'registers'),
+    layers.norm('cls_norm', 'Transformer/cls_norm'),
+    _stem(),
+    {None: (), 'packed': gated[::-1], 'apart': gated}[mlp],
+    block('blocks.{i}', heads),
+  )
+  return table(rules, respelled(rules, (r'^blocks\.', 'blocks.{c}.')))
+
+
+def _dino_rules(arrays: Arrays, facts: Facts) -> Table:
+  has = lambda end: any(name.endswith(end) for name in arrays)
+  return dino(
+    facts.fields['num_heads'],
+    masked=has('.bias_mask'),
+    registers='storage_tokens' if 'storage_tokens' in arrays else 'register_tokens',
+    mlp='packed' if has('.w12.weight') else 'apart' if has('.w1.weight') else None,
+  )
+
+
+def clip(heads: int) -> Table:
+  """The image tower of CLIP and of open_clip; it has no bias in patches and projection."""
+  return table(
+    Rule('class_embedding', 'cls', t.vector),
+    Rule('positional_embedding', POSITIONS, t.rows),
+    layers.conv('conv1', 'embedding'),
+    layers.norm('ln_pre', 'Transformer/pre_norm'),
+    layers.norm('ln_post', 'Transformer/encoder_norm'),
+    Rule('proj', 'head/kernel'),
+    openai_block('transformer.resblocks.{i}', heads),
+  )
+
+
+def perception(heads: int, map_heads: int) -> Table:
+  """The Perception Encoder: CLIP's names, and attention pooling."""
+  pool, attention = 'attn_pool', f'{MAP}/MultiHeadDotProductAttention_0'
+  return table(
+    clip(heads),
+    Rule(f'{pool}.probe', f'{MAP}/probe'),
+    layers.fused(f'{pool}.attn.in_proj', attention, map_heads, dot='_'),
+    layers.out_of_heads(f'{pool}.attn.out_proj', f'{attention}/out', map_heads),
+    layers.norm(f'{pool}.layernorm', f'{MAP}/LayerNorm_0'),
+    layers.dense(f'{pool}.mlp.c_fc', f'{MAP}/MlpBlock_0/Dense_0'),
+    layers.dense(f'{pool}.mlp.c_proj', f'{MAP}/MlpBlock_0/Dense_1'),
+  )
+
+
+def eva(heads: int) -> Table:
+  """EVA-01, EVA-02 and the image towers of EVA-CLIP."""
+  attention = 'blocks.{i}.attn'
+  return table(
+    Rule('rope.freqs_{rest}', (), t.dropped),
+    Rule(f'{attention}.rope.freqs_{{rest}}', (), t.dropped),
+    [
+      (
+        layers.into_heads(f'{attention}.{x[0]}_proj', f'{ATTENTION}/{x}', heads),
+        Rule(f'{attention}.{x[0]}_bias', f'{ATTENTION}/{x}/bias', t.heads_bias(heads)),
+      )
+      for x in layers.QKV
+    ],
+    layers.norm(f'{attention}.inner_attn_ln', f'{ATTENTION}/norm'),
+    layers.norm('blocks.{i}.mlp.ffn_ln', f'{MLP}/norm'),
+    _gated('blocks.{i}.mlp'),
+    _stem(),
+    block('blocks.{i}', heads),
+  )
+
+
+def aim(heads: int) -> Table:
+  """AIMv2."""
+  patches = 'preprocessor.patchifier'
+  return table(
+    layers.conv(f'{patches}.proj', 'embedding'),
+    layers.norm(f'{patches}.norm', 'embedding_norm'),
+    Rule('preprocessor.pos_embed', POSITIONS),
+    layers.norm('trunk.post_trunk_norm', 'Transformer/encoder_norm'),
+    _gated('trunk.blocks.{i}.mlp', 'fc1', 'fc3', 'fc2'),
+    block('trunk.blocks.{i}', heads, norm='norm_{}'),
+  )
+
+
+def plain(heads: int) -> Table:
+  """DeiT, DeiT III, MAE, I-JEPA and DINO: the names that timm took over."""
+  deit3 = respelled(block('blocks.{i}', heads), (r'ls(\d)\.gamma', r'gamma_\1'))
+  return table(
+    Rule('dist_token', 'registers'),
+    layers.dense('head_dist', 'head_dist'),
+    _stem(),
+    block('blocks.{i}', heads),
+    deit3,
+  )
+
+
+def trunk(heads: int) -> Table:
+  """A model of timm as the image tower of open_clip."""
+  return table(below(vit.timm(heads), 'trunk.'), layers.dense('head.proj', 'head'))
+
+
+# -- fields ---------------------------------------------------------------------------
+
+
+def _infer(flat: Arrays) -> Fields:
+  """Returns the fields that arrays tell of a model by these authors."""
+  fields = vit.infer(flat)
+  fields['act'] = 'silu' if fields.get('mlp') == 'swiglu' else 'gelu_erf'
+  if 'registers' in flat and POSITIONS in flat and 'head_dist/kernel' not in flat:
+    fields['posemb_tokens'] = 'cls'
+  if fields.get('final_norm') == 'pooled' and 'cls' in flat:
+    fields |= {'classifier': 'gap', 'cls_token': True}
+  return fields
+
+
+def _dinov3_tells(arrays: Arrays) -> Fields:
+  """Returns the heads, and the base of the periods if it is not the formula's."""
+  periods = np.asarray(arrays['rope_embed.periods'], np.float32)
+  fields = {'num_heads': arrays['cls_token'].shape[-1] // (4 * len(periods))}
+  if not np.allclose(periods, _periods(len(periods)), rtol=1e-6):
+    fields['rope_base'] = tuple(map(float, periods))
+  return fields
+
+
+def _periods(number: int) -> np.ndarray:
+  return 100.0 ** (np.arange(number, dtype=np.float32) / number)
+
+
+def _eva_tells(arrays: Arrays) -> Fields:
+  """Returns the rotary positions: the files hold tables of them."""
+  if (table := arrays.get('rope.freqs_cos')) is None:
+    return {}
+  side = math.isqrt(len(table))
+  if abs(table[side, 0] - math.cos(16 / side)) > 1e-3:  # the second row
+    raise ValueError('its rotary positions are not scaled to a grid of 16 x 16')
+  return {'rope': 'eva', 'rope_reference': (16, 16), 'block': 'pre'}
+
+
+_OPEN_CLIP_KEYS = {'image_size', 'layers', 'width', 'head_width', 'patch_size'}
+_OPEN_CLIP_KEYS |= {'mlp_ratio', 'patch_dropout', 'ls_init_value', 'norm_kwargs'}
+_OPEN_CLIP_KEYS |= {'act_kwargs'}
+
+
+def _open_clip(config: dict, source: str) -> Facts:
+  """Reads the image tower's part of an open_clip_config.json."""
+  whole = config['open_clip']
+  model = configs.section(whole, 'model_cfg')
+  vision = configs.section(model, 'vision_cfg')
+  size = configs.pair(vision.get('image_size', 224))
+  images = _open_clip_images(configs.section(whole, 'preprocess_cfg'))
+  if name := vision.get('timm_model_name'):
+    args = {'global_pool': vision.get('timm_pool', 'avg')}
+    timm = {'architecture': name, 'model_args': args}
+    facts = _TIMM.facts(timm, source)
+    return facts._replace(image_size=size, images=images, config=config)
+  if odd := vision.keys() - _OPEN_CLIP_KEYS:
+    raise ValueError(
+      f'vision_cfg.{min(odd)} is not read: it may compute something else'
+    )
+  tanh = configs.section(vision, 'act_kwargs').get('approximate') == 'tanh'
+  act = 'quick_gelu' if model.get('quick_gelu') else 'gelu_tanh' if tanh else 'gelu_erf'
+  fields = {
+    'act': act,
+    'norm_eps': configs.section(vision, 'norm_kwargs').get('eps', 1e-5),
+    'num_heads': vision['width'] // vision.get('head_width', 64),
+  }
+  return Facts(fields, size, config=config, images=images)
+
+
+def _open_clip_images(cfg: dict) -> dict:
+  mode = cfg.get('resize_mode', 'shortest')
+  if mode not in ('shortest', 'squash'):
+    raise ValueError(f"resize_mode {mode!r} is not read: 'shortest' and 'squash' are")
+  levels = {k: cfg.get(k, _CLIP_LEVELS[k]) for k in ('mean', 'std')}
+  method = cfg.get('interpolation', 'bicubic')
+  modes = {'shortest': 'center', 'squash': 'squash'}
+  return levels | _WHOLE | {'interpolation': method, 'crop_mode': modes[mode]}
+
+
+# -- written --------------------------------------------------------------------------
+
+
+def _config(fields, image_size, class_names) -> dict:
+  """Returns our own config: the fields that these authors' files do not tell."""
+  one = dict(classifier=('token',), posemb_where=('stem',), attention=('full',))
+  one |= dict(representation_size=(None,), stem_blocks=(None,), relpos=('none',))
+  one |= dict(block=('pre',), kv_heads=(None,), extra_norms=((), ('tokens',)))
+  one |= dict(posemb=('learn', 'none'), norm=('layer',), rope=('none', 'dinov3'))
+  one |= dict(dense_bias=(True,), layer_scale_where=('both',))
+  if fields['rope'] != 'dinov3':
+    one |= dict(qkv_bias=('qkv', 'none'), final_norm=('tokens',))
+  configs.need(fields, 'authors', **one)
+  ours = {'fields': {'num_heads': fields['num_heads']}}
+  if fields['extra_norms']:
+    ours['fields']['act'] = fields['act']
+  elif fields['layer_scale'] is None:
+    raise ValueError('authors cannot express layer_scale=None but in CLIP')
+  else:
+    configs.need(fields, 'authors', num_classes=(None,), patch_bias=(True,))
+  if image_size[0] != image_size[1]:
+    ours['image_size'] = list(image_size)
+  return {'vit_jax': ours | ({'class_names': class_names} if class_names else {})}
+
+
+def _write_rules(flat: Arrays, fields: Fields) -> Table:
+  heads = fields['num_heads']
+  if 'tokens' in fields['extra_norms']:
+    return below(clip(heads), 'visual.')
+  third = fields['rope'] == 'dinov3'
+  apart = 'apart' if third else 'packed'
+  return dino(
+    heads,
+    masked=third and fields['qkv_bias'] == 'qv',
+    registers='storage_tokens' if third else 'register_tokens',
+    mlp=apart if fields['mlp'] == 'swiglu' else None,
+  )
+
+
+def _buffers(flat: Arrays, fields: Fields) -> Arrays:
+  """Returns DINO's mask token, and of DINOv3 the periods and the masks of biases."""
+  if 'tokens' in fields['extra_norms']:
+    return {}
+  width, arrays = fields['width'], {}
+  arrays['mask_token'] = np.zeros((1, width), np.float32)
+  if fields['rope'] == 'dinov3':
+    periods = fields['rope_base'] or _periods(width // fields['num_heads'] // 4)
+    arrays['rope_embed.periods'] = np.float32(periods).reshape(-1)
+    if fields['qkv_bias'] == 'qv':
+      mask = np.repeat(np.float32([1, 0, 1]), width)
+      for i in range(fields['depth']):
+        arrays[f'blocks.{i}.attn.qkv.bias_mask'] = mask
+  return arrays
+
+
+# -- formats --------------------------------------------------------------------------
+
+_TIMM = next(format for format in vit.FORMATS if format.name == 'timm')
+_RESBLOCKS = r'(visual\.)?transformer\.resblocks\.0\.ln_1\.weight'
+
+
+def _with_heads(rules: Callable[[int], Table]):
+  return lambda arrays, facts: rules(facts.fields['num_heads'])
+
+
+def _is_open_clip(config: dict, name: str) -> bool:
+  return 'open_clip' in config
+
+
+_format = functools.partial(
+  Format, family='vit', infer=_infer, grid=vit.grid, needs=('num_heads',)
+)
+_perception = functools.partial(
+  _format,
+  'authors',
+  within=r'visual\.',
+  rules=lambda arrays, facts: perception(
+    facts.fields['num_heads'], facts.fields.get('map_heads', 8)
+  ),
+)
+_pe_facts = functools.partial(
+  _facts, _HALF_LEVELS | _SQUASHED, norm_eps=1e-5, rope='pe'
+)
+FORMATS = (
+  _format(  # DINOv3
+    'authors',
+    marker=r'(backbone\.)?rope_embed\.periods',
+    within=r'backbone\.',
+    ignored=r'mask_token|(local_cls_norm|projectors)\..*',
+    rules=_dino_rules,
+    tells=_dinov3_tells,
+    facts=_facts(_SQUASHED, (256, 256), norm_eps=1e-5, rope='dinov3'),
+  ),
+  _format(  # DINOv2; writes DINOv3 and CLIP too
+    'authors',
+    marker=(r'(backbone\.)?blocks\.(\d+\.)?0\.ls1\.gamma', r'(backbone\.)?mask_token'),
+    within=r'backbone\.',
+    ignored='mask_token',
+    rules=_dino_rules,
+    facts=_facts(_CROPPED),
+    config=_config,
+    write_rules=_write_rules,
+    buffers=_buffers,
+  ),
+  _perception(  # core models, with attention pooling
+    marker=r'visual\.attn_pool\.probe',
+    facts=_pe_facts(map_heads=8, map_prefix=True),
+    needs=('num_heads', 'map_heads'),
+  ),
+  _perception(
+    marker=_RESBLOCKS,
+    when=lambda config, name: bool(re.match('PE-(Lang|Spatial)-', name)),
+    facts=_pe_facts(),
+  ),
+  _format(
+    'open_clip',
+    marker=_RESBLOCKS,
+    when=_is_open_clip,
+    within=r'visual\.',
+    rules=_with_heads(clip),
+    facts=_open_clip,
+  ),
+  _format(
+    'open_clip',
+    marker=r'visual\.trunk\.blocks\.0\.attn\.qkv\.weight',
+    when=_is_open_clip,
+    within=r'visual\.',
+    rules=_with_heads(trunk),
+    infer=vit.infer,
+    facts=_open_clip,
+  ),
+  _format(  # OpenAI
+    'authors',
+    marker=_RESBLOCKS,
+    within=r'visual\.',
+    rules=_with_heads(clip),
+    facts=_facts(_CLIP_LEVELS | _WHOLE, norm_eps=1e-5),
+    needs=('num_heads', 'act'),
+  ),
+  _format(  # EVA
+    'authors',
+    marker=r'(visual\.)?blocks\.0\.(mlp\.(w1|w12)|attn\.inner_attn_ln)\.weight'
+    r'|visual\.blocks\.0\.attn\..*',
+    within=r'visual\.',
+    ignored=r'mask_token|lm_head\..*',
+    rules=_with_heads(eva),
+    tells=_eva_tells,
+    facts=_facts(_CLIP_LEVELS | _WHOLE),
+    needs=('num_heads', 'block'),
+  ),
+  _format(  # AIMv2
+    'authors',
+    marker=r'preprocessor\.patchifier\.proj\.weight',
+    rules=_with_heads(aim),
+    facts=_facts(_CLIP_LEVELS | _WHOLE, norm_eps=1e-5),
+  ),
+  _format(  # MAE with its decoder
+    'authors',
+    marker=r'decoder_embed\.weight',
+    ignored=r'decoder_.*|mask_token',
+    rules=_with_heads(plain),
+    facts=_facts(_CROPPED),
+  ),
+  _format(  # timm's names, told apart by the name of the file
+    'authors',
+    marker=r'blocks\.0\.attn\.qkv\.weight',
+    when=lambda config, name: 'architecture' not in config and bool(published(name)),
+    rules=_with_heads(plain),
+    facts=_facts(_CROPPED),
+  ),
+  Format(  # the image tower of big_vision's two
+    'big_vision',
+    'vit',
+    marker=r'img/Transformer/.*',
+    within='img/',
+    rules=vit.BIG_VISION,
+    infer=vit.infer_google,
+    grid=vit.grid,
+    facts=configs.google(act='gelu_tanh'),
+  ),
+)
