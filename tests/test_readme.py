@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support import documents
+from tests.support import documents, pairs
 from vit_jax import config, models, trees
 from vit_jax.tools import convert
 from vit_jax.train import run as train
@@ -24,7 +24,7 @@ BLOCKS = [
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """Returns a folder with what the examples use: a narrow B/16 and a photo."""
+  """Returns a folder with what the examples use: a narrow B/16, a SigLIP, a photo."""
   folder = tmp_path_factory.mktemp('readme')
   narrow = dict(width=16, mlp_dim=16, num_heads=1)
   model = models.build('vit', 'B/16', num_classes=1000, **narrow)
@@ -36,6 +36,7 @@ def folder(tmp_path_factory):
     for name, x in trees.flatten(shapes).items()
   }
   np.savez(folder / 'ViT-B_16.npz', **flat)
+  pairs.siglip(folder / 'siglip')
   Image.new('RGB', (300, 200), 'red').save(folder / 'photo.jpg')
   return folder
 

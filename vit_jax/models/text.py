@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError, choose
-from vit_jax.nn.layers import LayerNorm, MlpBlock, MultiHeadDotProductAttention
+from vit_jax.nn.layers import LayerNorm, MlpBlock, MultiHeadDotProductAttention, unit
 
 MASKS = ('causal', 'none')
 POOLINGS = ('eot', 'last')
@@ -142,8 +142,3 @@ class TwoTowers(nn.Module):
   def logits(self, image, text):
     """Maps unit vectors [B, E] and [T, E] to logits [B, T]."""
     return jnp.exp(self.logit_scale) * image @ text.T + self.logit_bias
-
-
-def unit(x):
-  """Scales vectors [..., E] to unit length."""
-  return x / jnp.linalg.norm(x, axis=-1, keepdims=True)

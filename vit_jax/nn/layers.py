@@ -410,6 +410,11 @@ def linear_head(
   )(x)
 
 
+def unit(x):
+  """Scales vectors [..., D] to unit length."""
+  return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
 def check_images(images) -> None:
   """Raises UserError unless images are floats [B, H, W, C].
 

@@ -1,6 +1,7 @@
 """Writes weights in the format of another library.
 
   vit_jax convert SOURCE DEST [--to google|timm|hf|authors|detectron2]
+  vit_jax convert CLIP DEST.npz --labels 'a cat,a dog' [--templates openai]
 
 SOURCE is what `vit_jax.load` takes. DEST is FILE.npz (google), FILE.safetensors or a folder
 (timm, hf, detectron2; authors: the names in the code of the paper's authors), which
@@ -10,6 +11,10 @@ SOURCE is what `vit_jax.load` takes. DEST is FILE.npz (google), FILE.safetensors
 LoRA's matrices are merged into the kernels; no format can express other additions of tuning.
 `--tuned_only` writes the trained parameters alone, for `vit_jax.load(SOURCE, tune=DEST)`.
 The frozen part of a run is read from the weights that it started from.
+
+`--labels`, of CLIP or SigLIP, writes a classifier: the image tower and a head of the texts'
+vectors. `vit_jax predict DEST.npz` then needs no text tower, and
+`--config=finetune:weights=DEST.npz,keep_head=True` starts from that head.
 """
 
 import sys
@@ -17,7 +22,7 @@ from pathlib import Path
 
 from vit_jax import cli
 from vit_jax.errors import UserError
-from vit_jax.tools import source
+from vit_jax.tools import source, zero_shot
 
 _PICKLE = (
   'no pickle is written: FILE.safetensors --to timm, which PyTorch loads as well'
@@ -36,6 +41,8 @@ def main(argv: list[str]) -> int:
   loaded = weights.read(
     args.source, variant=args.variant, ema=args.ema, weights=args.weights
   )
+  if args.labels or args.templates:
+    loaded = _zero_shot(args)
   if args.tuned_only:
     files, params = _write_tuned(loaded, args.source, args.dest)
   else:
@@ -51,6 +58,18 @@ def main(argv: list[str]) -> int:
   for path in files:
     print(f'  {path}')
   return 0
+
+
+def _zero_shot(args):
+  """Returns the classifier that --labels and --templates describe, as a source."""
+  from vit_jax import models, trees, weights
+
+  options = dict(variant=args.variant, ema=args.ema, weights=args.weights)
+  loaded = zero_shot.classifier(args, weights.load(args.source, **options))
+  model, flat = loaded.model, trees.named(loaded.variables)
+  names = loaded.format, models.name_of(model), models.fields_of(model)
+  rest = loaded.image_size, loaded.channels, loaded.class_names, loaded.pp
+  return weights.Source(loaded.source, *names, flat, *rest, unused=[])
 
 
 def _write_tuned(loaded, source: str, dest: str) -> tuple[list[Path], int]:
@@ -98,6 +117,7 @@ def _parser() -> cli.Parser:
   add('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
   add('--to', choices=('google', 'timm', 'hf', 'authors', 'detectron2'))
   add('--tuned_only', action='store_true', help='the trained parameters alone')
+  zero_shot.add_options(parser)
   cli.add_json_option(parser)
   return parser
 

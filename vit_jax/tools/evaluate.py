@@ -2,6 +2,7 @@
 
   vit_jax evaluate RUN[@best] [--out DIR]                   on the run's own evaluation
   vit_jax evaluate SOURCE --data folder:photos --split val [--out DIR]
+  vit_jax evaluate CLIP --zero_shot --data folder:photos --split val
   vit_jax evaluate SOURCE --probe knn --data tfds:NAME --split test [--train train]
 
 SOURCE is what `vit_jax.load` takes; it brings its preprocessing. Of a run's evaluations,
@@ -19,7 +20,7 @@ from pathlib import Path
 from vit_jax import cli, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
-from vit_jax.tools import out_folder, probe, source
+from vit_jax.tools import out_folder, probe, source, zero_shot
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _BATCH = 64
@@ -58,6 +59,7 @@ def _evaluate(argv: list[str]) -> int:
   if other := OTHERS.get(models.family_of(loaded.model).outputs):
     return importlib.import_module(other).run(args, loaded, own, section)
   models.check_outputs(loaded.model, 'classes', args.source)
+  loaded = zero_shot.classifier_of_data(args, loaded, section['data'])
   K = getattr(loaded.model, 'num_classes', None)
   if K is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')
@@ -189,6 +191,7 @@ def _parser() -> cli.Parser:
     metavar='CLASSES',
     help="for predictions: 'data', 'all', 'imagenet_a', ...",
   )
+  zero_shot.add_zero_shot(parser)
   probe.add_options(parser)
   add('--pp', help='preprocessing in place of that of the weights')
   add('--loss', help="default: a run's own, or softmax")

@@ -1,12 +1,14 @@
 """Classifies images, or finds objects in them.
 
   vit_jax predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
+  vit_jax predict CLIP IMAGE_OR_FOLDER... --labels 'a cat,a dog'
   vit_jax predict DETECTOR IMAGE_OR_FOLDER... [--threshold 0.7] [--draw DIR] [--json]
 
 SOURCE is what `vit_jax.load` takes; it brings its preprocessing. `--features FILE.npz`
 writes features (`--layer`, by default those before the head) with the paths of their
 images. A detector gives boxes with a class and a score, in pixels of the image as it is in
-the file; `--draw` writes the images with the boxes on them. Works without TensorFlow.
+the file; `--draw` writes the images with the boxes on them. CLIP and SigLIP compare images with
+the texts of `--labels`. Works without TensorFlow.
 """
 
 import importlib
@@ -17,7 +19,7 @@ from pathlib import Path
 from vit_jax import cli, files, imagenet, terminal
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError, printable
-from vit_jax.tools import out_folder, source
+from vit_jax.tools import out_folder, source, zero_shot
 
 _TOP, _BATCH = 5, 32
 # Outputs of a model other than classes -> the module that predicts them.
@@ -35,9 +37,11 @@ def main(argv: list[str]) -> int:
   if other := OTHERS.get(models.family_of(loaded.model).outputs):
     return importlib.import_module(other).run(args, loaded, paths)
   models.check_outputs(loaded.model, 'classes', args.source)
+  loaded = zero_shot.classifier(args, loaded, needed=not features)
+  classifies = loaded.model.num_classes is not None and not zero_shot.is_pair(loaded)
   for other in OTHERS.values():
     importlib.import_module(other).check_unused(args)
-  if loaded.model.num_classes is None and not features:
+  if not classifies and not features:
     raise UserError(
       f'{args.source} has no head, so no classes: --features FILE.npz writes features, '
       f'and vit_jax train --config=finetune:weights={args.source} trains a head.'
@@ -50,7 +54,7 @@ def main(argv: list[str]) -> int:
   predicted = inference.predict_images(
     loaded, shown, batch_size=args.batch or _BATCH, layers=layers, pp=args.pp
   )
-  top = 0 if loaded.model.num_classes is None else args.top or _TOP
+  top = args.top or _TOP if classifies else 0
   images = list(_top(paths, predicted, loaded.class_names, top))
   if args.json:
     cli.print_json({'source': args.source, 'step': loaded.step, 'images': images})
@@ -140,6 +144,7 @@ def _parser() -> cli.Parser:
   add = parser.add_argument
   add('images', metavar='IMAGE_OR_FOLDER', nargs='+')
   add('--top', type=cli.positive, help=f'classes per image; default: {_TOP}')
+  zero_shot.add_options(parser)
   add('--features', metavar='FILE.npz', help='write features there')
   add('--layer', help="of the features; default: 'pre_logits'")
   add('--pp', help='preprocessing in place of that of the weights')

@@ -107,11 +107,15 @@ def load(
     **fields: of the model, over those of the source: `num_classes=10` gives a new head,
       `patch_size=(32, 32)` resizes the patch embedding.
 
+  Returns:
+    A `Loaded`. Of a file that also has a text tower it is an `image_text.ImageText`, unless
+    `model`, `tune` or `num_classes` asks for another model on its image tower.
   """
   tune = os.fspath(tune) if isinstance(tune, os.PathLike) else tune
   check.bind('load', dict(locals()), load, extra={'source': Any, 'fields': dict})
   if model is not None and fields:
     raise UserError(f'model={model!r}: put {sorted(fields)} into its section.')
+  whole = model is None and tune is None and 'num_classes' not in fields
   origin = read(source, variant=variant, ema=ema, weights=weights, **fields)
   if isinstance(tune, str):
     origin = tuned.apply(origin, tune)
@@ -137,7 +141,13 @@ def load(
   pp = pipelines.of_source(origin, size)
   whence = str(source), origin.format, report.describe(origin), origin.step, origin.tune
   variables = trees.variables(flat)
-  return Loaded(model, variables, size, origin.channels, pp, names, *whence)
+  loaded = Loaded(model, variables, size, origin.channels, pp, names, *whence)
+  if origin.text is None or not whole:
+    return loaded
+  from vit_jax.weights import image_text  # whose class extends `Loaded`
+
+  with errors_of(source):
+    return image_text.paired(loaded, origin)
 
 
 def _initial(model, shape, names: list[str]) -> dict[str, np.ndarray]:

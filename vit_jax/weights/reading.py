@@ -27,6 +27,7 @@ from vit_jax.weights import (
 )
 from vit_jax.weights.adapt import fit
 from vit_jax.weights.configs import Facts
+from vit_jax.weights.families import text as families_text
 from vit_jax.weights.source import Source, errors_of
 
 # Far beyond every published model; a config that says more would exhaust memory.
@@ -93,7 +94,8 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     raise UserError(f'{source} is tuned_only: load(WEIGHTS, tune={source!r}).')
   config = configs.without_nulls(raw.config)
   with errors_of(source):
-    format, arrays, unused = formats.detect(raw.arrays, config, source)
+    text, arrays = families_text.split(raw.arrays, config, path)
+    format, arrays, unused = formats.detect(arrays, config, source)
   bind(f'model {format.family}', overrides, models.signature(format.family))
   with errors_of(f'{source}, {format.name} {format.family}'):
     facts = format.facts(config, source)
@@ -119,7 +121,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
   size = size or (entry and (entry.resolution,) * 2)
   arguments = (format.name, format.family, fields, flat, size, channels, names)
   pp = facts.pp or pipelines.of_timm(facts.images or {}, size)
-  return Source(source, *arguments, pp, unused)
+  return Source(source, *arguments, pp, unused, text=text)
 
 
 def _needed(format, arrays, facts: Facts, given: dict) -> dict:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class Source:
   tune: dict = dataclasses.field(default_factory=dict)
   # Those, 'tune/...', and their batch statistics; None: they start as in training.
   added: dict[str, np.ndarray] | None = dataclasses.field(default_factory=dict)
+  # The arrays of a text tower in the same file, a `families.text.Beside`, or None.
+  text: Any = None
 
   @property
   def origin(self) -> str:

@@ -49,7 +49,7 @@ class Text(NamedTuple):
 
   fields: dict[str, Any]
   flat: Arrays
-  scalars: dict[str, float]  # logit_scale, and perhaps logit_bias
+  scalars: Arrays  # logit_scale, and perhaps logit_bias
   rules: Rules
 
 
@@ -218,7 +218,7 @@ def _big_vision(arrays: Arrays, config: dict, image: dict) -> Text:
 
 def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
   scalars = ('logit_scale', 'logit_bias')
-  numbers = {n: float(arrays[n].reshape(())) for n in scalars if n in arrays}
+  numbers = {n: np.float32(arrays[n].reshape(())) for n in scalars if n in arrays}
   flat, unknown = rename.to_ours(
     {n: x for n, x in arrays.items() if n not in numbers and 'position_ids' not in n},
     rules,

@@ -57,6 +57,7 @@ GOOGLE = table(
     'pooled_norm/{rest}',
     'head_dist/{rest}',
     'pre_logits/{rest}',
+    'projection/{rest}',
     f'{MAP}/{{rest}}',
   ),
   Rule('Transformer/pos_embedding', POSITIONS, only_load=True),
@@ -90,6 +91,7 @@ def infer(flat: dict) -> dict:
     classifier='map' if f'{MAP}/probe' in flat else 'token' if 'cls' in flat else 'gap',
     num_classes=columns(flat, 'head/kernel'),
     representation_size=columns(flat, 'pre_logits/kernel'),
+    projection=columns(flat, 'projection/kernel'),
     **_positions(flat),
   )
   fields |= _variations(flat, heads, lambda template: part(template) in flat)
@@ -212,7 +214,7 @@ def _google_config(fields, image_size, class_names) -> dict:
   published = dict(act='gelu_tanh', norm_eps=1e-6, posemb='learn')
   published |= dict(posemb_where='stem', posemb_tokens='prefix', attention='full')
   published |= dict(rope='none', rope_base=None, rope_reference=None, block='pre')
-  published |= dict(map_prefix=False, cls_token=None)
+  published |= dict(map_prefix=False, cls_token=None, unit=False)
   if fields['block'] in ('parallel', 'branches'):  # by their arrays
     published['block'] = fields['block']
   if fields['classifier'] not in ('distilled', 'map'):  # the same arrays

@@ -1,0 +1,96 @@
+"""--labels and --zero_shot: classes that are texts."""
+
+import json
+import runpy
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support import GOLDEN, ROOT, naming, pairs
+from vit_jax import cli, models, weights
+from vit_jax.errors import UserError
+from vit_jax.tools import convert, evaluate, predict
+from vit_jax.weights.adapt import fit
+
+LABELS = ['a cat', 'two dogs', 'snow']
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A small SigLIP with a vocabulary, and images in a folder for each class."""
+  folder = pairs.siglip(tmp_path_factory.mktemp('pair') / 'siglip')
+  rng = np.random.default_rng(0)
+  for name in ('a_cat', 'snow', 'two_dogs'):
+    (folder / 'photos/val' / name).mkdir(parents=True)
+    for i in range(2):
+      pixels = rng.integers(0, 256, (40, 50, 3), np.uint8)
+      Image.fromarray(pixels).save(folder / f'photos/val/{name}/{i}.png')
+  return folder
+
+
+def run(tool, capsys, *args):
+  assert cli.run(tool.main, [*map(str, args), '--json']) == 0
+  return json.loads(capsys.readouterr().out)
+
+
+def test_predict_and_convert_by_labels(folder, capsys, tmp_path):
+  source, photo = folder / 'w.npz', folder / 'photos/val/snow/0.png'
+  labels = ('--labels', ','.join(LABELS), '--templates', 'a photo of {}')
+  (image,) = run(predict, capsys, source, photo, *labels)['images']
+  loaded = weights.load(str(source))
+  texts = [f'a photo of {label}' for label in LABELS]
+  expected = np.asarray(jax.nn.softmax(loaded.logits([photo], texts)[0]))
+  computed = {x['name']: x['probability'] for x in image['top']}
+  np.testing.assert_allclose([computed[x] for x in LABELS], expected, atol=1e-5)
+  run(convert, capsys, source, tmp_path / 'head.npz', *labels)
+  (again,) = run(predict, capsys, tmp_path / 'head.npz', photo)['images']
+  assert again['top'][0]['name'] == image['top'][0]['name']
+  again = {x['name']: x['probability'] for x in again['top']}
+  np.testing.assert_allclose([again[x] for x in LABELS], expected, atol=1e-5)
+
+
+def test_fine_tuning_starts_from_a_zero_shot_head(folder, capsys, tmp_path):
+  dest = tmp_path / 'head.npz'
+  run(convert, capsys, folder / 'w.npz', dest, '--labels', ','.join(LABELS))
+  recipe = runpy.run_path(str(ROOT / 'configs/finetune.py'))['get_config']
+  config = recipe(f'weights={dest},data=photos,keep_head=True').to_dict()
+  source = weights.from_section(**config['weights'])
+  section = weights.complete(config['model'], source) | {'num_classes': len(LABELS)}
+  model = models.build(**section)
+  _, report = fit(source, model, (32, 32), skip=config['weights']['skip'])
+  assert report.reinitialized == report.unused == []
+  assert model.unit
+
+
+def test_evaluate_takes_the_classes_of_the_data(folder, capsys):
+  source, data = folder / 'w.npz', f'folder:{folder}/photos'
+  data = ('--data', data, '--split', 'val')
+  values = run(evaluate, capsys, source, *data, '--zero_shot', '--templates', 'my {}')
+  loaded = weights.load(str(source))
+  paths = sorted((folder / 'photos/val').glob('*/*.png'))
+  logits = loaded.logits(paths, ['my a cat', 'my snow', 'my two dogs'])
+  right = logits.argmax(1) == [0, 0, 1, 1, 2, 2]
+  assert values['examples'] == 6
+  assert values['top1'] == pytest.approx(right.mean())
+
+
+@pytest.mark.parametrize(
+  ('tool', 'args', 'facts'),
+  [
+    (predict, ('w.npz', 'photos'), ('--labels',)),
+    (predict, ('w.npz', 'photos', '--templates', 'my {}'), ('--labels',)),
+    (evaluate, ('w.npz', '--data', 'digits', '--split', 'test'), ('--zero_shot',)),
+    (convert, ('plain.npz', 'x.npz', '--labels', 'a,b'), ('plain.npz', 'text tower')),
+  ],
+)
+def test_labels_and_towers_go_together(
+  tool, args, facts, folder, monkeypatch, tmp_path
+):
+  monkeypatch.chdir(tmp_path)
+  for name in ('w.npz', 'photos'):
+    (tmp_path / name).symlink_to(folder / name)
+  (tmp_path / 'plain.npz').symlink_to(GOLDEN / 'vit_google_token.npz')
+  with pytest.raises(UserError, match=naming(*facts)):
+    tool.main(list(args))

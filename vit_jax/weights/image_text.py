@@ -1,0 +1,136 @@
+"""Two towers that were trained together: what `vit_jax.load` returns for CLIP and SigLIP."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import terminal, trees
+from vit_jax.models.text import TextTransformer, TwoTowers
+from vit_jax.text import tokenizer
+from vit_jax.weights.families import text
+from vit_jax.weights.loading import Loaded
+from vit_jax.weights.source import Source
+
+_BATCH = 256  # texts per step, at most
+
+
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class ImageText(Loaded):
+  """An image tower, with the text tower that it was trained with.
+
+  `model` and `variables` are those of the image tower, whose outputs are vectors for
+  comparison with texts: use it as the model of any other weights.
+  """
+
+  towers: TwoTowers
+  beside: dict[str, Any]  # the parameters of `towers` but those of the image tower
+  rules: tokenizer.Rules
+  folder: Path  # where the vocabulary is
+
+  @functools.cached_property
+  def tokenizer(self) -> tokenizer.Tokenizer:
+    """Texts to ids [T, N], by the vocabulary beside the weights."""
+    return tokenizer.read(self.folder, self.rules)
+
+  @functools.cached_property
+  def _params(self) -> dict:
+    return jax.device_put({'image': self.params, **self.beside})
+
+  @functools.cached_property
+  def _compiled(self):
+    def apply(params, x, method):
+      return self.towers.apply({'params': params}, x, method=method)
+
+    return jax.jit(apply, static_argnames='method')
+
+  def image(self, images) -> np.ndarray:
+    """Returns the unit vectors [B, E] of images.
+
+    Args:
+      images: as `preprocess` takes them; or its result, float32 [B, H, W, C].
+    """
+    if not jnp.issubdtype(getattr(images, 'dtype', object), jnp.floating):
+      images = self.preprocess(images)
+    return np.asarray(self._compiled(self._params, images, method='embed_images'))
+
+  def text(self, texts: Iterable[str]) -> np.ndarray:
+    """Returns the unit vectors [T, E] of texts."""
+    return self.embed_ids(self.tokenizer(texts))
+
+  def embed_ids(self, ids: np.ndarray) -> np.ndarray:
+    """Returns the unit vectors [T, E] of texts, given as token ids int [T, N]."""
+    rows = []
+    for part in (ids[i : i + _BATCH] for i in range(0, len(ids), _BATCH)):
+      size = 1 << (len(part) - 1).bit_length()  # few sizes, for few compilations
+      padded = np.pad(part, ((0, size - len(part)), (0, 0)))
+      rows.append(
+        self._compiled(self._params, padded, method='embed_texts')[: len(part)]
+      )
+    return np.concatenate([np.asarray(row) for row in rows])
+
+  def logits(self, images, texts: Iterable[str]) -> np.ndarray:
+    """Returns the logits [B, T] of images and texts, scaled as in training."""
+    image, text = self.image(images), self.text(texts)
+    scale, bias = np.exp(self.beside['logit_scale']), self.beside.get('logit_bias', 0.0)
+    return scale * image @ text.T + bias
+
+  def classifier(
+    self,
+    labels: Sequence[str],
+    templates: Sequence[str] = ('{}',),
+    class_names: list[str] | None = None,
+  ) -> Loaded:
+    """Returns the image tower with a head by texts: a classifier without training.
+
+    The vector of a class is the mean of the unit vectors of its prompts, of unit length
+    again (CLIP, arXiv 2103.00020, section 3.1.4). Logits are those of `logits`.
+
+    Args:
+      labels: a text for each class.
+      templates: prompts, with a place {} for the label.
+      class_names: names of the classes; None: the labels.
+    """
+    T, means = len(templates), []
+    step = max(_BATCH // T, 1)
+    starts = terminal.progress(range(0, len(labels), step), None, 'texts', 'batches')
+    for part in (labels[i : i + step] for i in starts):
+      vectors = self.text([t.replace('{}', label) for label in part for t in templates])
+      means.append(vectors.reshape(len(part), T, -1).mean(1))
+    means = np.concatenate(means)
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    kernel = np.exp(self.beside['logit_scale']) * means.T  # [E, K]
+    bias = np.full(len(labels), self.beside.get('logit_bias', 0.0), np.float32)
+    params, outputs = dict(self.params), self.model.num_classes
+    if outputs is not None:
+      params['projection'] = params.pop('head')
+    params['head'] = {'kernel': kernel.astype(np.float32), 'bias': bias}
+    model = self.model.clone(
+      num_classes=len(labels), head_bias=True, projection=outputs, unit=True
+    )
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Loaded)}
+    fields |= dict(model=model, variables={**self.variables, 'params': params})
+    return Loaded(**fields | dict(class_names=class_names or list(labels)))
+
+
+def paired(loaded: Loaded, source: Source) -> Loaded:
+  """Returns an image tower with the text tower of its file, if that can be read."""
+  try:
+    read = text.read(source.text, source.fields)
+  except ValueError as error:
+    return dataclasses.replace(loaded, report=f'{loaded.report}\n  no texts: {error}')
+  tower = TextTransformer(**read.fields)
+  towers = TwoTowers(loaded.model, tower, bias='logit_bias' in read.scalars)
+  fields = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(Loaded)}
+  return ImageText(
+    **fields,
+    towers=towers,
+    beside={'text': trees.variables(read.flat)['params'], **read.scalars},
+    rules=read.rules,
+    folder=source.text.folder,
+  )
