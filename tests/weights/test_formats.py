@@ -506,7 +506,11 @@ def test_architectures_and_types_that_are_not_known_are_refused(tmp_path):
   weights.read(folder, act='gelu_erf')  # by the user
   change = lambda config: config.update(model_type='dinov2')
   folder = folder_of(tmp_path / 'hf', 'vit_hf', change)
-  with pytest.raises(UserError, match=naming(folder, "'dinov2'", "'vit'")):
+  with pytest.raises(UserError, match=naming(folder, 'vit.embeddings.cls_token')):
+    weights.read(folder)
+  change = lambda config: config.update(model_type='hiera')
+  folder = folder_of(tmp_path / 'odd', 'vit_hf', change)
+  with pytest.raises(UserError, match=naming(folder, "'hiera'", "'vit'")):
     weights.read(folder)
 
 

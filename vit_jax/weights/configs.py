@@ -26,6 +26,7 @@ _NEEDLESS = re.compile(
 # Names of activations -> ours.
 _ACTS = dict.fromkeys(('gelu', 'gelu_erf'), 'gelu_erf')
 _ACTS |= dict.fromkeys(('gelu_tanh', 'gelu_new', 'gelu_pytorch_tanh'), 'gelu_tanh')
+_ACTS |= {name: name for name in ('quick_gelu', 'silu', 'relu')}
 
 
 class Facts(NamedTuple):
@@ -101,22 +102,35 @@ def hf(model_type: str) -> Reader:
       return Facts({'act': 'gelu_erf'})
     if (other := config.get('model_type', model_type)) != model_type:
       raise ValueError(f'model_type is {other!r}, expected {model_type!r}')
-    eps = config.get('layer_norm_eps', 1e-12)
-    if not 0 <= eps < 1:
-      raise ValueError(f'layer_norm_eps is {eps}, expected a number in [0, 1)')
+    eps = epsilon(config.get('layer_norm_eps', 1e-12))
     fields = {'act': activation(config.get('hidden_act', 'gelu')), 'norm_eps': eps}
     if 'num_attention_heads' in config:
       fields['num_heads'] = config['num_attention_heads']
-    labels = section(config, 'id2label')
-    names = texts([labels[key] for key in sorted(labels, key=int)])
-    if all(name == f'LABEL_{i}' for i, name in enumerate(names)):
-      names = None  # transformers' placeholders
-    size = pair(config.get('image_size'))
-    pp = section(config, 'vit_jax').get('pp')
-    pp = pp or pipelines.of_hf(section(config, 'preprocessor'), size)
-    return Facts(fields, size, names, pp, config=config)
+    return hf_facts(config, fields, pair(config.get('image_size')))
 
   return read
+
+
+def hf_facts(config: dict, fields: dict, size, processor: dict | None = None) -> Facts:
+  """Returns the facts that all of transformers' configs state alike.
+
+  Args:
+    processor: the preprocessor_config.json of a folder that has none.
+  """
+  labels = section(config, 'id2label')
+  names = texts([labels[key] for key in sorted(labels, key=int)])
+  if all(name == f'LABEL_{i}' for i, name in enumerate(names)):
+    names = None  # transformers' placeholders
+  pp = section(config, 'vit_jax').get('pp')
+  pp = pp or pipelines.of_hf(section(config, 'preprocessor') or processor or {}, size)
+  return Facts(fields, size, names, pp, config=config)
+
+
+def epsilon(value) -> float:
+  """Returns the epsilon of norms in a config."""
+  if not 0 <= value < 1:
+    raise ValueError(f'layer_norm_eps is {value}, expected a number in [0, 1)')
+  return value
 
 
 def without_nulls(value):
@@ -249,6 +263,7 @@ def hf_config(name, model_type, args, fields, image_size, class_names) -> dict:
   }
 
 
+# Our names of activations -> transformers', where they differ.
 HF_ACTS = {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}
 
 

@@ -16,6 +16,7 @@ from vit_jax.weights.rename import Arrays, Table
 
 # Modules with FORMATS; the first of two formats that fit a file is taken.
 FAMILIES = (
+  'vit_jax.weights.families.vit_hf',
   *(
     f'vit_jax.weights.families.{name}'
     for name in ('bit', 'convnext', 'mixer', 'mvit', 'resnet', 'swin', 'vit_originals')

@@ -6,6 +6,7 @@ into the pipelines of a run that starts from weights.
 """
 
 import math
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,23 @@ _HOW = {'method', 'antialias', 'rounding'}  # arguments of ops that resize
 _STEPS = ('convert_rgb', 'resize', 'rescale', 'normalize')
 # ImageNet's pixels: the defaults of timm.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Keys that transformers' processors have where a file leaves them out; others have ViT's.
+_CLIP = {
+  'size': 224,
+  'do_center_crop': True,
+  'crop_size': 224,
+  'resample': 3,
+  'image_mean': (0.48145466, 0.4578275, 0.40821073),
+  'image_std': (0.26862954, 0.26130258, 0.27577711),
+}
+_PROCESSORS = {
+  'Bit': _CLIP,
+  'CLIP': _CLIP,
+  'DINOv3ViT': {'image_mean': MEAN, 'image_std': STD},
+  'DeiT': {'size': 256, 'do_center_crop': True, 'crop_size': 224, 'resample': 3},
+  'Beit': {'resample': 3},
+  'Siglip': {'resample': 3},
+}
 
 
 def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
@@ -46,10 +64,18 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   """Returns the evaluation transform of a preprocessor_config.json of transformers."""
   if not processor:
     return None
+  name = processor.get('image_processor_type') or processor.get(
+    'feature_extractor_type'
+  )
+  name = re.sub('(ImageProcessor|FeatureExtractor).*', '', str(name))
+  processor = _PROCESSORS.get(name, {}) | processor
+  if name in ('Bit', 'CLIP') and type(processor['size']) is int:
+    processor['size'] = {'shortest_edge': processor['size']}  # the spelling before 2023
   if (resample := processor.get('resample', 2)) not in _RESAMPLE:
     raise ValueError(f'resample={resample} is not read: one of {_RESAMPLE} is')
   method = _RESAMPLE[resample]
-  how = f"method={method!r}, antialias={method != 'nearest'}, rounding='nearest'"
+  rounding = 'none' if name == 'DINOv3ViT' else 'nearest'  # it resizes floats
+  how = f'method={method!r}, antialias={method != "nearest"}, rounding={rounding!r}'
   size, steps = processor.get('size', size), ['decode']
   shortest = size.get('shortest_edge') if isinstance(size, dict) else None
   crop = processor.get('crop_size', size) if processor.get('do_center_crop') else None
@@ -112,7 +138,10 @@ def of_source(source: Source, size: tuple[int, int], plain: bool = False) -> str
   have them. Without a pipeline, or if `plain`, it is the Google code's: a resize without
   rounding. A detector of square images has a canvas.
   """
-  if source.pp and not plain and (source.image_size or size) == size:
+  now = described(source.pp) if source.pp else None
+  if (
+    source.pp and not plain and (now.size if now else source.image_size or size) == size
+  ):
     return source.pp
   ops = registry.parse(stated(source) or '')
   crop = size[0] if size[0] == size[1] else size

@@ -35,6 +35,10 @@ deconv = _one(
   lambda x: x[::-1, ::-1].transpose(2, 3, 0, 1),
 )
 
+# Tables of embeddings are [N, D] in transformers, CLIP's class token [D].
+rows = _one(lambda x: x[None], lambda x: x[0])
+vector = _one(lambda x: x.reshape(1, 1, -1), lambda x: x.reshape(-1))
+
 # The vectors of GroupNorm are [1, 1, 1, C] in old files.
 group_norm = _one(lambda x: x.reshape(-1), lambda x: x.reshape(1, 1, 1, -1))
 
@@ -59,6 +63,14 @@ def out_kernel(heads: int) -> Transform:
   """[D_out, D_in] -> [M, Dh, D_out]."""
   return _one(
     lambda x: x.T.reshape(heads, -1, x.shape[0]),
+    lambda x: x.reshape(-1, x.shape[-1]).T,
+  )
+
+
+def patches(size: tuple[int, int]) -> Transform:
+  """[D, h w C] of a dense layer on flat patches, channels last, -> [h, w, C, D]."""
+  return _one(
+    lambda x: x.T.reshape(*size, -1, x.shape[0]),
     lambda x: x.reshape(-1, x.shape[-1]).T,
   )
 

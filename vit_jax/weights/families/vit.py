@@ -1,4 +1,4 @@
-"""ViT and its hybrids in the formats of Google, of transformers and of timm."""
+"""ViT and its hybrids in the formats of Google and of timm."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ from vit_jax.models import vit
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format
-from vit_jax.weights.rename import Rule, Table, respelled, table, with_bare
+from vit_jax.weights.rename import Rule, Table, table
 
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
 BLOCK = 'Transformer/encoderblock_{i}'
@@ -222,53 +222,12 @@ def _google_config(fields, image_size, class_names) -> dict:
   return configs.google_config(**published)(fields, image_size, class_names)
 
 
-def hf(heads: int) -> Table:
-  """transformers' ViTForImageClassification, or a bare ViTModel."""
-  embeddings, layer = 'vit.embeddings', 'vit.encoder.layer.{i}'
-  attention = f'{layer}.attention'
-  rules = table(
-    Rule(f'{embeddings}.cls_token', 'cls'),
-    Rule(f'{embeddings}.position_embeddings', POSITIONS),
-    layers.conv(f'{embeddings}.patch_embeddings.projection', 'embedding'),
-    layers.norm(f'{layer}.layernorm_before', f'{BLOCK}/LayerNorm_0'),
-    layers.norm(f'{layer}.layernorm_after', f'{BLOCK}/LayerNorm_1'),
-    [
-      layers.into_heads(f'{attention}.attention.{x}', f'{ATTENTION}/{x}', heads)
-      for x in layers.QKV
-    ],
-    layers.out_of_heads(f'{attention}.output.dense', f'{ATTENTION}/out', heads),
-    layers.dense(f'{layer}.intermediate.dense', f'{MLP}/Dense_0'),
-    layers.dense(f'{layer}.output.dense', f'{MLP}/Dense_1'),
-    layers.norm('vit.layernorm', 'Transformer/encoder_norm'),
-    layers.dense('vit.pooler.dense', 'pre_logits'),
-    layers.dense('classifier', 'head'),
-  )
-  newer = respelled(rules, (r'encoder\.layer\.', 'layers.'), *layers.TRANSFORMERS_5)
-  return with_bare(table(rules, newer), 'vit.')
-
-
 # Fields of ViTs since 2021 -> the value of a plain one.
 _PLAIN = dict(cls_token=(None,), registers=(0,), rope=('none',), relpos=('none',))
 _PLAIN |= dict(block=('pre',), mlp=('mlp',), qkv_bias=('qkv',), dense_bias=(True,))
 _PLAIN |= dict(patch_bias=(True,), head_bias=(True,), kv_heads=(None,))
 _PLAIN |= dict(layer_scale=(None,), norm=('layer',), extra_norms=((),))
 _PLAIN |= dict(final_norm=('tokens',))
-
-
-def _hf_config(fields, image_size, class_names) -> dict:
-  one = dict(classifier=('token',), posemb=('learn',), posemb_where=('stem',))
-  one |= dict(attention=('full',), representation_size=(None,), stem_blocks=(None,))
-  configs.need(fields, 'transformers', **one, posemb_tokens=('prefix',), **_PLAIN)
-  args = {
-    'hidden_size': fields['width'],
-    'num_hidden_layers': fields['depth'],
-    'num_attention_heads': fields['num_heads'],
-    'intermediate_size': fields['mlp_dim'],
-    'patch_size': configs.one(fields['patch_size']),
-    'layer_norm_eps': fields['norm_eps'],
-    'qkv_bias': True,
-  }
-  return configs.hf_config('ViT', 'vit', args, fields, image_size, class_names)
 
 
 _RESNET = 'patch_embed.backbone'
@@ -419,15 +378,6 @@ FORMATS = (
     infer=infer_google,
     facts=configs.google(act='gelu_tanh'),
     positions=_big_vision_positions,
-  ),
-  _format(
-    'hf',
-    marker=r'(vit\.)?(encoder\.layer|layers)\.0\.layernorm_before\..+',
-    rules=lambda arrays, facts: hf(facts.fields['num_heads']),
-    infer=infer,
-    facts=configs.hf('vit'),
-    flat_heads=True,
-    config=_hf_config,
   ),
   _format(
     'timm',

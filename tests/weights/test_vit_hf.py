@@ -1,0 +1,292 @@
+"""transformers' ViTs: golden outputs, round trips, keys of configs, what is refused."""
+
+import json
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import vit_jax
+from tests.support import GOLDEN, naming
+from vit_jax import models, weights
+from vit_jax.errors import UserError
+from vit_jax.weights import pipelines
+
+# golden -> the model_type that it is written as.
+NAMES = {
+  'dinov2_hf': 'dinov2',
+  'dinov2_reg4_swiglu_hf': 'dinov2_with_registers',
+  'dinov3_hf': 'dinov3_vit',
+  'clip_vision_hf': 'clip_vision_model',
+  'siglip_classifier_hf': 'ijepa',  # whose classifier takes the same mean
+  'deit_distilled_hf': 'deit',
+  'beit_hf': 'beit',
+  'beit_shared_abs_hf': 'beit',
+  'data2vec_hf': 'beit',
+  'ijepa_hf': 'ijepa',
+  'vit_msn_hf': 'vit',
+  'mae_hf': 'vit',
+  'aimv2_hf': 'aimv2_vision_model',
+}
+
+
+def outputs(loaded, images) -> dict:
+  """Returns a model's outputs under the names that transformers' have in the goldens."""
+  with jax.default_matmul_precision('highest'):
+    logits, out = jax.jit(loaded.model.apply)(loaded.variables, images)
+  last = f'block{loaded.model.depth - 1:02d}'
+  is_clip = 'tokens' in loaded.model.extra_norms  # whose last state is before the norm
+  return {
+    'embed': out['tokens'],
+    'block_1': out['block00'],
+    f'block_{loaded.model.depth}': out[last],
+    'tokens': out['encoded'],
+    'last_hidden_state': out[last if is_clip else 'encoded'],
+    # DINOv2's pooler takes the class token, its classifier the mean of patches too.
+    'pooler_output': out['pre_logits'][:, : loaded.model.width],
+    'logits': logits,
+    'image_embeds': logits,
+  }
+
+
+def agree(loaded, file) -> None:
+  """Asserts that a model has the outputs in a file; float32 rounding is up to 1.2e-5."""
+  expected = dict(np.load(file))
+  computed = outputs(loaded, expected.pop('image'))
+  assert ('logits' in expected or 'image_embeds' in expected) == bool(
+    loaded.model.num_classes
+  )
+  for key in expected.keys() & computed.keys():
+    atol = 1e-5 if key in ('logits', 'image_embeds') else 2e-5
+    np.testing.assert_allclose(
+      computed[key], expected[key], rtol=0, atol=atol, err_msg=key
+    )
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_golden_agrees_and_comes_back(tmp_path, name):
+  loaded = vit_jax.load(GOLDEN / name)
+  agree(loaded, GOLDEN / f'{name}.expected.npz')
+  weights.write(weights.read(GOLDEN / name), tmp_path / 'a', 'hf')
+  config = json.loads((tmp_path / 'a' / 'config.json').read_text())
+  assert config['model_type'] == NAMES[name]
+  again = vit_jax.load(tmp_path / 'a')
+  assert again.model == loaded.model
+  jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+  assert (again.pp, again.image_size) == (loaded.pp, loaded.image_size)
+  if name in ('data2vec_hf', 'vit_msn_hf', 'mae_hf', 'siglip_classifier_hf'):
+    return
+  written, arrays = (
+    load_file(folder / 'model.safetensors')
+    for folder in (tmp_path / 'a', GOLDEN / name)
+  )
+  assert written.keys() == arrays.keys() - {'beit.embeddings.mask_token'}
+  for key in written:
+    if 'mask_token' not in key:
+      np.testing.assert_array_equal(written[key], arrays[key], err_msg=key)
+
+
+# Keys that decide, whose default is that of the golden's class: files leave them out.
+DEFAULTS = {
+  'dinov2_hf': ('hidden_act', 'layer_norm_eps', 'mlp_ratio', 'use_swiglu_ffn'),
+  'dinov3_hf': ('layer_norm_eps', 'key_bias', 'query_bias', 'rope_theta', 'hidden_act'),
+  'clip_vision_hf': ('hidden_act', 'layer_norm_eps'),
+  'deit_distilled_hf': ('layer_norm_eps', 'qkv_bias'),
+  'beit_hf': ('layer_norm_eps', 'use_mean_pooling', 'layer_scale_init_value'),
+  'vit_msn_hf': ('layer_norm_eps',),
+  'aimv2_hf': ('rms_norm_eps', 'mlp_bias', 'is_native'),
+}
+
+
+def folder_of(tmp_path, name, change=lambda config: None, rename=None):
+  folder = shutil.copytree(GOLDEN / name, tmp_path / 'folder')
+  config = json.loads((folder / 'config.json').read_text())
+  change(config)
+  (folder / 'config.json').write_text(json.dumps(config))
+  if rename:
+    arrays = load_file(folder / 'model.safetensors')
+    save_file({rename(n): x for n, x in arrays.items()}, folder / 'model.safetensors')
+  return folder
+
+
+@pytest.mark.parametrize('name', DEFAULTS)
+def test_absent_keys_have_the_default_of_their_class(tmp_path, name):
+  drop = lambda config: [config.pop(key) for key in DEFAULTS[name]]
+  assert weights.read(folder_of(tmp_path, name, drop)).fields == (
+    weights.read(GOLDEN / name).fields
+  )
+
+
+# As the library has named its modules since version 5: some files carry these names.
+NEWER = (
+  (r'\.attention\.attention\.relative_position_bias\.', '.relative_position_bias.'),
+  (r'encoder\.relative_position_bias', 'shared_position_bias'),
+  (r'attention\.attention\.(\w)(uery|ey|alue)', r'attention.\1_proj'),
+  (r'attention\.output\.dense', 'attention.o_proj'),
+  (r'intermediate\.dense', 'mlp.fc1'),
+  (r'output\.dense', 'mlp.fc2'),
+)
+LAYERS = (r'encoder\.layer\.', 'layers.')
+SPELLINGS = [
+  *((name, (*NEWER, LAYERS)) for name in ('beit_hf', 'beit_shared_abs_hf', 'ijepa_hf')),
+  ('dinov2_hf', NEWER),
+  ('vit_msn_hf', [(r'^encoder', 'vit.encoder')]),  # as on the hub
+  ('dinov3_hf', [(r'^layer', 'model.layer')]),
+  ('clip_vision_hf', [(r'^vision_model\.', '')]),
+]
+
+
+@pytest.mark.parametrize(('name', 'changes'), SPELLINGS)
+def test_both_spellings_of_names(tmp_path, name, changes):
+  def rename(key):
+    for old, new in changes:
+      key = re.sub(old, new, key)
+    return key
+
+  source, expected = (
+    weights.read(x) for x in (folder_of(tmp_path, name, rename=rename), GOLDEN / name)
+  )
+  assert source.flat.keys() == expected.flat.keys()
+  assert source.fields == expected.fields
+
+
+def test_gate_and_value_of_swiglu_apart(tmp_path):
+  folder = folder_of(tmp_path, 'dinov2_reg4_swiglu_hf')
+  arrays = load_file(folder / 'model.safetensors')
+  for name in [n for n in arrays if 'mlp.weights' in n]:
+    x = arrays.pop(name)
+    if 'weights_out' in name:
+      arrays[name.replace('weights_out', 'down_proj')] = x
+      continue
+    for part, half in zip(('gate_proj', 'up_proj'), np.split(x, 2), strict=True):
+      arrays[name.replace('weights_in', part)] = half.copy()
+  save_file(arrays, folder / 'model.safetensors')
+  agree(vit_jax.load(folder), GOLDEN / 'dinov2_reg4_swiglu_hf.expected.npz')
+
+
+# golden -> (key of the config, another value, words of the error)
+REFUSED = [
+  ('dinov2_hf', 'use_swiglu_ffn', True, ('mlp.fc2',)),
+  ('dinov2_hf', 'mlp_ratio', 3, ('mlp_dim=96', '128')),
+  ('dinov2_hf', 'patch_size', 7, ('patch_size', '(7, 7)', '(8, 8)')),
+  ('dinov2_hf', 'hidden_act', 'mish', ("'mish'", 'gelu')),
+  ('dinov2_reg4_swiglu_hf', 'num_register_tokens', 5, ('registers=5', '4')),
+  ('dinov3_hf', 'key_bias', True, ("qkv_bias='qkv'", "'qv'")),
+  ('dinov3_hf', 'query_bias', False, ('query_bias=False', 'key_bias=False')),
+  ('beit_hf', 'use_mean_pooling', False, ("final_norm='tokens'", "'pooled'")),
+  (
+    'beit_hf',
+    'use_shared_relative_position_bias',
+    True,
+    ('use_shared_relative_position_bias=True',),
+  ),
+  ('beit_hf', 'layer_scale_init_value', 0, ('layer_scale',)),
+  ('aimv2_hf', 'is_native', True, ('is_native=True',)),
+  ('clip_vision_hf', 'num_hidden_layers', 3, ('depth=3', '2')),
+]
+
+
+@pytest.mark.parametrize(('name', 'key', 'value', 'words'), REFUSED)
+def test_configs_that_contradict_the_arrays(tmp_path, name, key, value, words):
+  folder = folder_of(tmp_path, name, lambda config: config.update({key: value}))
+  with pytest.raises(UserError, match=naming(folder, *words)):
+    weights.read(folder)
+
+
+def test_decoders_are_left_out_and_named():
+  source = weights.read(GOLDEN / 'mae_hf')
+  assert source.unused
+  assert all(name.startswith('decoder.') for name in source.unused)
+
+
+@pytest.mark.parametrize(
+  ('name', 'field', 'value'),
+  [
+    ('dinov2_hf', 'rope', 'eva'),
+    ('dinov3_hf', 'rope_base', tuple(np.linspace(1, 100, 4).tolist())),
+    ('clip_vision_hf', 'norm', 'rms'),
+    ('beit_hf', 'block', 'post'),
+  ],
+)
+def test_fields_that_no_class_expresses_are_named(name, field, value):
+  source = weights.read(GOLDEN / name)
+  fields = models.fields_of(models.build('vit', **source.fields | {field: value}))
+  format = weights.formats.writer('vit', 'hf')
+  with pytest.raises(ValueError, match=naming('hf', field)):
+    format.write(source.flat, fields, source.image_size, None)
+
+
+def levels(mean, std):
+  return pipelines.of_hf({'image_mean': mean, 'image_std': std}, (1, 1)).split('|')[2]
+
+
+IMAGENET = levels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP = levels((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+OLD_CLIP = {
+  'feature_extractor_type': 'CLIPFeatureExtractor',
+  'size': 24,
+  'crop_size': 24,
+}
+BEIT = {'feature_extractor_type': 'BeitFeatureExtractor', 'do_center_crop': False}
+HALF = dict.fromkeys(('image_mean', 'image_std'), [0.5] * 3)
+BICUBIC, BILINEAR = (f"method='{x}', antialias=True" for x in ('bicubic', 'bilinear'))
+ROUND = "rounding='nearest')"
+
+
+@pytest.mark.parametrize(
+  ('name', 'processor', 'steps'),
+  [
+    # Folders without preprocessor_config.json: as published.
+    (
+      'dinov2_hf',
+      None,
+      f'resize_small(45, {BICUBIC}, {ROUND}|central_crop(40)|{IMAGENET}',
+    ),
+    ('dinov3_hf', None, f"resize((32, 32), {BILINEAR}, rounding='none')|{IMAGENET}"),
+    (
+      'clip_vision_hf',
+      None,
+      f'resize_small(32, {BICUBIC}, {ROUND}|central_crop(32)|{CLIP}',
+    ),
+    (
+      'siglip_classifier_hf',
+      None,
+      f'resize((32, 32), {BICUBIC}, {ROUND}|value_range(-1, 1)',
+    ),
+    ('beit_hf', None, f'resize((32, 32), {BILINEAR}, {ROUND}|value_range(-1, 1)'),
+    ('mae_hf', None, f'resize((32, 32), {BILINEAR}, {ROUND}|{IMAGENET}'),
+    # CLIP's from before 2023: one number is that of the shorter side.
+    (
+      'clip_vision_hf',
+      OLD_CLIP,
+      f'resize_small(32, {BICUBIC}, {ROUND}|central_crop(32)|{CLIP}',
+    ),
+    (
+      'beit_hf',
+      BEIT | {'size': 32},
+      f'resize((32, 32), {BICUBIC}, {ROUND}|value_range(-1, 1)',
+    ),
+    # DINOv2's is for another size than its config.
+    (
+      'dinov2_hf',
+      {
+        'size': {'shortest_edge': 256},
+        'resample': 3,
+        'crop_size': 224,
+        'do_center_crop': True,
+      }
+      | HALF,
+      f'resize_small(45, {BICUBIC}, {ROUND}|central_crop(40)|value_range(-1, 1)',
+    ),
+  ],
+)
+def test_images_are_prepared_as_published(tmp_path, name, processor, steps):
+  folder = folder_of(tmp_path, name)
+  if processor:
+    (folder / 'preprocessor_config.json').write_text(json.dumps(processor))
+  expected = re.sub(r'central_crop\((\d+)\)', r'central_crop(\1)', f'decode|{steps}')
+  result = re.sub(r'\((\d+), \1\)', r'\1', vit_jax.load(folder).pp)
+  assert result == re.sub(r'\((\d+), \1\)', r'\1', expected)
