@@ -42,7 +42,9 @@ def test_debug_runs_end_to_end(path, tmp_path, monkeypatch):
   assert str(status['step']) in runs.saved(workdir)
 
 
-@pytest.mark.parametrize('name', ['masked_patches', 'detr_coco', 'finetune'])
+@pytest.mark.parametrize(
+  'name', ['masked_patches', 'detr_coco', 'finetune', 'linear_seg']
+)
 def test_debug_starts(name, tmp_path, monkeypatch):
   runs.on_one_device(monkeypatch)
   c = config.load(f'configs/{name}.py:debug')

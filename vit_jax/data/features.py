@@ -22,7 +22,8 @@ class Feature:
 
   Attributes:
     shape: of one example's array. None as the first length: examples differ, and `pp` has
-      to end in a pad_to(NAME=LENGTH).
+      to end in a pad_to(NAME=LENGTH). (None, None): uint8 for every pixel of an encoded
+      image, in its upright size.
     dtype: a NumPy dtype.
     located: whether it holds positions in the image, from 0 to 1 of its height and width;
       then an op that moves pixels must move these too.
@@ -36,7 +37,11 @@ class Feature:
 
   @property
   def ragged(self) -> bool:
-    return self.shape[:1] == (None,)
+    return self.shape[:1] == (None,) and not self.of_pixels
+
+  @property
+  def of_pixels(self) -> bool:
+    return self.shape == (None, None)
 
 
 @dataclasses.dataclass(frozen=True)

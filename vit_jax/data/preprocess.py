@@ -15,6 +15,7 @@ from vit_jax.data.image_file import check_size
 from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import decode, registry
 from vit_jax.data.sources.base import Source
+from vit_jax.errors import BadImage
 
 # Ends the name of a feature that holds the length of a ragged one.
 _LENGTH = '/length'
@@ -54,6 +55,7 @@ class Preprocess:
     self._check_located(ops, features)
     self._others = [k for k, f in features.items() if isinstance(f, Feature)]
     self._ragged = [name for name in self._others if features[name].ragged]
+    self._of_pixels = [name for name in self._others if features[name].of_pixels]
     assert not {*self._others} & _RESERVED, 'names in use'
     self.inputs = {}
     for name, feature in features.items():
@@ -64,7 +66,8 @@ class Preprocess:
       last = max(i for i, op in enumerate(ops) if op.name == 'value_range')
       self.on_device = ops.pop(last).apply
     self.on_host = ops
-    self._target = registry.target_of_decode(ops)
+    # Where pixels have labels, these have the size of the whole image.
+    self._target = None if self._of_pixels else registry.target_of_decode(ops)
     # At least one number: TensorFlow 2.21's unbatch crashes on rows of no elements.
     self.draws = tuple(op.draws for op in ops if op.draws) or (1,)
 
@@ -100,6 +103,8 @@ class Preprocess:
         header = {key: (shape, np.dtype(np.int32)) for key, shape in header.items()}
         return {name: ((), None), **header}
       return {name: (feature.shape, np.dtype(np.uint8))}
+    if feature.of_pixels:
+      return {name: ((), None)}
     out = {name: (feature.shape, np.dtype(feature.dtype))}
     return out | ({name + _LENGTH: ((), np.dtype(np.int32))} if feature.ragged else {})
 
@@ -114,6 +119,10 @@ class Preprocess:
       exif = example.get('exif', self._source.exif)
       read = decode.probe(example['image'], exif)
       row['image'], row['orientation'], row['upright'] = read
+    for name in self._of_pixels:
+      if (size := row[name].shape) != row['upright']:
+        raise BadImage(f'its {name} are {size}, the image is {row["upright"]}')
+      row[name] = row[name].tobytes()
     return row
 
   # --- in TensorFlow -----------------------------------------------------------------
@@ -133,7 +142,7 @@ class Preprocess:
     first, *rest = self.on_host
     args = [row[name] for name in ('image', 'orientation', 'upright')]
     args += [first.apply.channels, first.apply.precise]
-    if rest and (crop := rest[0].crop):
+    if rest and (crop := rest[0].crop) and not self._of_pixels:
       n = rest[0].draws
       box = lambda h, w: crop.box(h, w, u[:n])
       image = crop.finish(decode.decode_and_crop(*args, box, self._target))
@@ -146,6 +155,8 @@ class Preprocess:
     features = {'image': image, **{name: row[name] for name in self._others}}
     for name in self._ragged:
       features[name] = features[name][: row[name + _LENGTH]]
+    for name in self._of_pixels:
+      features[name] = tf.reshape(tf.io.decode_raw(row[name], tf.uint8), row['upright'])
     return features
 
   def arrays(self, features: dict, u) -> dict:

@@ -1,5 +1,6 @@
 """Images with labelled boxes drawn on them, by Pillow."""
 
+import colorsys
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,13 @@ from vit_jax.explain.colours import COLOURS
 _COLOURS = (*COLOURS[:-1], '#F0E442')
 # Pixels of the shorter side; a smaller image is enlarged by a whole number.
 _LEAST = 400
+
+
+def palette(number: int) -> np.ndarray:
+  """Returns a colour for each class, uint8 [number, 3]."""
+  # Hues by the golden ratio are far apart, however many there are.
+  hues = [colorsys.hsv_to_rgb(0.618 * k % 1, 0.75, 0.95) for k in range(number)]
+  return np.uint8(255 * np.array(hues))
 
 
 def draw(

@@ -34,6 +34,7 @@ MODELS = Registry(
     'fpn': 'vit_jax.detection.models.fpn:FAMILY',
     'sfp': 'vit_jax.detection.models.sfp:FAMILY',
     'semantic_fpn': 'vit_jax.detection.models.semantic_fpn:FAMILY',
+    'linear_seg': 'vit_jax.detection.models.linear_seg:FAMILY',
     'detr': 'vit_jax.detection.models.detr:FAMILY',
   },
 )
@@ -120,6 +121,21 @@ def inputs_of(model, image_shape: tuple[int, int, int], batch: int = 1):
   if inputs is None:
     return shape(image_shape)
   return {n: shape(x) for n, x in inputs(fields_of(model), image_shape[:2]).items()}
+
+
+def maps(out: dict) -> dict:
+  """Returns the maps [B, h, w, D] among named features.
+
+  Tokens [B, N, D] on the grid of 'stem' count as one, without those in front of the
+  patches, such as a class token and registers.
+  """
+  h, w = out['stem'].shape[1:3]
+  grid = lambda x: x[:, -h * w :].reshape(len(x), h, w, x.shape[-1])
+  return {
+    name: x if x.ndim == 4 else grid(x)
+    for name, x in out.items()
+    if x.ndim == 4 or (x.ndim == 3 and x.shape[1] >= h * w)
+  }
 
 
 def shapes_of(model, image_shape: tuple[int, int, int]) -> dict:

@@ -106,17 +106,13 @@ def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:
   """
   import jax
 
-  def maps(name, out):
-    x = choose('layer', name, out)
-    if x.ndim == 3:
-      grid = out['stem'].shape[1:3]
-      x = x[:, -grid[0] * grid[1] :].reshape(len(x), *grid, -1)
-    return x.astype(numbers)
+  from vit_jax import models
 
   def function(variables, batch):
     only = layers == ['pre_logits']  # for which the last block may compute less
     _, out = loaded.model.apply(variables, batch['image'], features=not only)
-    return {name: maps(name, out) for name in layers}
+    rows = out if only else out | models.maps(out)
+    return {name: choose('layer', name, rows).astype(numbers) for name in layers}
 
   shape = (1, *loaded.image_size, loaded.channels)
   example = {'image': jax.ShapeDtypeStruct(shape, 'float32')}

@@ -1,14 +1,16 @@
-"""Classifies images, or finds objects in them.
+"""Classifies images or their pixels, or finds objects in them.
 
   vit_jax predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
   vit_jax predict CLIP IMAGE_OR_FOLDER... --labels 'a cat,a dog'
   vit_jax predict DETECTOR IMAGE_OR_FOLDER... [--threshold 0.7] [--draw DIR] [--json]
+  vit_jax predict SEGMENTER IMAGE_OR_FOLDER... [--draw DIR] [--json]
 
 SOURCE is what `vit_jax.load` takes; it brings its preprocessing. `--features FILE.npz`
 writes features (`--layer`, by default those before the head) with the paths of their
 images. A detector gives boxes with a class and a score, in pixels of the image as it is in
-the file; `--draw` writes the images with the boxes on them. CLIP and SigLIP compare images with
-the texts of `--labels`. Works without TensorFlow.
+the file; `--draw` writes the images with the boxes on them. A segmenter gives the share of
+pixels of each class; `--draw` writes masks. CLIP and SigLIP compare images with the texts of
+`--labels`. Works without TensorFlow.
 """
 
 import importlib
@@ -23,11 +25,14 @@ from vit_jax.tools import out_folder, source, zero_shot
 
 _TOP, _BATCH = 5, 32
 # Outputs of a model other than classes -> the module that predicts them.
-OTHERS = {'boxes': 'vit_jax.detection.tools.predict_boxes'}
+OTHERS = {
+  'boxes': 'vit_jax.detection.tools.predict_boxes',
+  'pixels': 'vit_jax.detection.tools.predict_segments',
+}
 
 
 def main(argv: list[str]) -> int:
-  """Prints the classes with the largest probabilities of every image, or its boxes."""
+  """Prints the most probable classes of every image, or its boxes or segments."""
   args = _parser().parse_args(argv)
   paths = find(args.images)
   features = args.features and _new_file(args.features)
@@ -39,8 +44,7 @@ def main(argv: list[str]) -> int:
   models.check_outputs(loaded.model, 'classes', args.source)
   loaded = zero_shot.classifier(args, loaded, needed=not features)
   classifies = loaded.model.num_classes is not None and not zero_shot.is_pair(loaded)
-  for other in OTHERS.values():
-    importlib.import_module(other).check_unused(args)
+  importlib.import_module(OTHERS['boxes']).check_unused(args)
   if not classifies and not features:
     raise UserError(
       f'{args.source} has no head, so no classes: --features FILE.npz writes features, '
@@ -150,8 +154,7 @@ def _parser() -> cli.Parser:
   add('--pp', help='preprocessing in place of that of the weights')
   batch = f'images per step; default: {_BATCH}, for a detector 1'
   add('--batch', type=cli.positive, help=batch)
-  for other in OTHERS.values():
-    importlib.import_module(other).add_options(parser)
+  importlib.import_module(OTHERS['boxes']).add_options(parser)
   cli.add_json_option(parser)
   return parser
 

@@ -35,9 +35,10 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
     lost, where = error, f'The copy of the config in {saved.directory}'
     old = config_lib.checked(saved.meta().get('config'), where)
     distributed.say(f'{error} The copy in the checkpoints takes its place.')
-  if 'name' not in config['model']:
-    keys = old['resolved'].get('inferred', old['model'])
-    inferred = {key: old['model'][key] for key in keys if key in old['model']}
+  keys = old['resolved'].get('inferred', old['model'])
+  if 'name' in config['model']:  # the weights told the backbone alone
+    keys = {'backbone'} & {*old['resolved'].get('inferred', ())}
+  if inferred := {key: old['model'][key] for key in keys if key in old['model']}:
     config = schema.with_model(config, inferred)
   pixels = old['resolved'].get('pixels')
   config, _ = pipelines.filled(config, pixels)

@@ -218,7 +218,8 @@ def _open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
 def _open_weights(config: dict) -> tuple[dict, weights.Source, list[str]]:
   """Returns (config with the model and pixels of the weights, weights, lines on pixels)."""
   source = weights.from_section(**config['weights'])
-  model = {} if 'name' in config['model'] else weights.complete({}, source)
+  section = config['model'] if 'name' in config['model'] else {}
+  model = weights.complete(section, source)
   pixels = pipelines.stated(source)
   config, lines = pipelines.filled(schema.with_model(config, model), pixels)
   return config | {'resolved': config['resolved'] | {'pixels': pixels}}, source, lines

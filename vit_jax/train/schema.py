@@ -199,11 +199,18 @@ def with_model(config: dict, inferred: dict) -> dict:
   if 'name' in inferred:
     fields = models.signature(inferred['name']).parameters
     own = {k: value for k, value in own.items() if value is not None or k in fields}
-  inferred = {k: value for k, value in inferred.items() if k not in own}
-  model = {**inferred, **own}
+  model = _over(own, inferred)
   check_model('config.model', model, {})
-  resolved = {**config['resolved'], 'inferred': list(inferred)}
+  new = [key for key, value in model.items() if key not in own or own[key] != value]
+  resolved = {**config['resolved'], 'inferred': new}
   return {**config, 'model': model, 'resolved': resolved}
+
+
+def _over(own: dict, inferred: dict) -> dict:
+  """Returns the inferred keys under a section's own, also of a backbone that both have."""
+  both = [x.get('backbone') for x in (own, inferred)]
+  inside = {'backbone': _over(*both)} if all(both) else {}
+  return {**inferred, **own, **inside}
 
 
 def in_steps(config: dict, total_steps: int) -> dict:

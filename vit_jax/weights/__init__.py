@@ -10,5 +10,6 @@ from vit_jax.weights.loading import Loaded as Loaded
 from vit_jax.weights.loading import load as load
 from vit_jax.weights.reading import complete as complete
 from vit_jax.weights.reading import from_section as from_section
+from vit_jax.weights.reading import lacks_backbone as lacks_backbone
 from vit_jax.weights.reading import read as read
 from vit_jax.weights.source import Source as Source

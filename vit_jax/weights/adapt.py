@@ -331,7 +331,7 @@ def started(source: Source, model, resize: str) -> tuple[Source, list[str], list
   name, inside = models.name_of(model), models.backbone_of(model)
   if source.family != name and inside is not None:
     source, new, notes = started(source, inside, resize)
-    source = without(source, r'(head|pre_logits)/.*')
+    source = without(source, r'(head|head_dist|pre_logits)/.*')
     flat = {rename.nested(n, 'backbone/'): x for n, x in source.flat.items()}
     new = [rf'(?!({_STATS})?backbone/).*', *(f'backbone/(?:{r})' for r in new)]
     return dataclasses.replace(source, family=name, flat=flat), new, notes

@@ -68,12 +68,34 @@ def from_section(
   return tuned.folded(read(source, variant=variant, ema=ema))
 
 
+# Fields of a head, and the dtype: as a backbone, a model has those of the one around it.
+_OF_HEAD = ('num_classes', 'representation_size', 'head_bias_init', 'dtype')
+
+
 def complete(model: dict, source: Source) -> dict:
-  """Returns the section `model`, by the weights where it names none, without classes."""
-  if 'name' in model:
+  """Returns the section `model`, by the weights where it names none, without classes.
+
+  A model that is built on a backbone, and names none, gets the model of the weights.
+  """
+  if 'name' not in model:
+    fields = {k: v for k, v in source.fields.items() if k != 'num_classes'}
+    return {'name': source.family, **fields, **model}
+  if not lacks_backbone(model):
     return model
-  fields = {k: v for k, v in source.fields.items() if k != 'num_classes'}
-  return {'name': source.family, **fields, **model}
+  if inside := model.get('backbone'):
+    return {**model, 'backbone': complete(inside, source)}
+  fields = {k: v for k, v in source.fields.items() if k not in _OF_HEAD}
+  backbone = fields.get('backbone') or {'name': source.family, **fields}
+  return {**model, 'backbone': backbone}
+
+
+def lacks_backbone(model: dict) -> bool:
+  """Whether a section `model` with a name is built on a backbone, and names none."""
+  name, fields = models.resolve(**model)
+  if 'backbone' not in models.signature(name).parameters:
+    return False
+  inside = fields.get('backbone')
+  return not inside or lacks_backbone(inside)
 
 
 def _of_weights(section: dict, model, image_size: tuple[int, int]) -> dict:

@@ -41,7 +41,7 @@ def random_crop(size: Size, padding: Annotated[int, Range(0, MAX_SIDE)] = 0):
   return apply
 
 
-@op('inception_crop', draws=2)
+@op('inception_crop', draws=2, maps=('image', 'segments'))
 class InceptionCrop:
   """A crop of random area and aspect ratio, resized (Szegedy et al. 2014, section 6).
 
@@ -88,18 +88,21 @@ class InceptionCrop:
     )
     return begin[0], begin[1], size[0], size[1]
 
-  def finish(self, crop):
+  def finish(self, crop, resize=geometry.resize_to):
     how = self.method, self.antialias, self.rounding
-    return geometry.resize_to(crop, self.size, *how)
+    return resize(crop, self.size, *how)
 
-  def _one(self, image, u):
-    y, x, h, w = self.box(*geometry.height_width(image), u)
-    return self.finish(image[y : y + h, x : x + w])
+  def __call__(self, features, u):
+    return geometry.with_segments(self._cropped)(features, u)
 
-  def __call__(self, images, u):
-    dtype = tf.float32 if self.rounding == 'none' else images.dtype
-    shape = [*self.size, images.shape[-1]]
-    return geometry.each(self._one, images, u, shape, dtype)
+  def _cropped(self, images, u, resize):
+    def one(image, u):
+      y, x, h, w = self.box(*geometry.height_width(image), u)
+      return self.finish(image[y : y + h, x : x + w], resize)
+
+    floats = self.rounding == 'none' and resize is geometry.resize_to
+    dtype = tf.float32 if floats else images.dtype
+    return geometry.each(one, images, u, [*self.size, images.shape[-1]], dtype)
 
 
 @op('flip_lr', draws=1, maps=('image', 'boxes', 'segments'))

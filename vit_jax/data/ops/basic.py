@@ -1,9 +1,10 @@
 """The ops of a string pipeline that draw no random numbers, in TensorFlow and NumPy.
 
 Images are uint8 or float [..., H, W, C]: one image, or many of one shape. Geometric ops keep
-the dtype. Ops that resize uint8 images have the argument `rounding`: 'truncate' to whole
-levels, as big_vision, whose pipelines mean the same here, level by level; 'nearest'; or
-'none', which leaves float32, as vision_transformer. (Truncating makes images half a level
+the dtype; those that resize, and central_crop, treat 'segments' [..., H, W] as the image, by
+the nearest pixel. Ops that resize uint8 images have the argument `rounding`: 'truncate' to
+whole levels, as big_vision, whose pipelines mean the same here, level by level; 'nearest';
+or 'none', which leaves float32, as vision_transformer. (Truncating makes images half a level
 darker, and published models were trained on such images. Recipes that cite Pillow, which
 rounds, use 'nearest'.)
 
@@ -66,7 +67,7 @@ class Decode:
     return (total * 511 // 5_100_000).astype(np.uint8)[..., None]
 
 
-@op('resize', keeps_positions=True)
+@op('resize', maps=('image', 'segments'), keeps_positions=True)
 def resize(
   size: Size,
   method: Method = 'bilinear',
@@ -79,17 +80,19 @@ def resize(
   """
   target = arguments.size_pair(size)
   return Twins(
-    lambda images, u: geometry.resize_to(images, target, method, antialias, rounding),
+    geometry.with_segments(
+      lambda images, u, resize: resize(images, target, method, antialias, rounding)
+    ),
     lambda image: numpy_ops.resize_to(image, *target, method, antialias, rounding),
     target,
   )
 
 
 # In a run that starts from weights, their resize and crop: see `weights.pipelines.filled`.
-op('resize_as_weights', keeps_positions=True)(resize)
+op('resize_as_weights', maps=('image', 'segments'), keeps_positions=True)(resize)
 
 
-@op('resize_small', keeps_positions=True)
+@op('resize_small', maps=('image', 'segments'), keeps_positions=True)
 def resize_small(
   smaller_size: Side,
   method: Method = 'area',
@@ -102,21 +105,22 @@ def resize_small(
   is False there.
   """
 
-  def tensors(images, u):
+  def tensors(images, u, resize):
     shape = tf.cast(tf.shape(images)[-3:-1], tf.float32)
     size = tf.round(shape * (smaller_size / tf.reduce_min(shape)))
     size = tf.cast(size, tf.int32)
-    return geometry.resize_to(images, size, method, antialias, rounding)
+    return resize(images, size, method, antialias, rounding)
 
   def array(image):
     shape = np.asarray(image.shape[:2], np.float32)
     size = np.round(shape * (np.float32(smaller_size) / shape.min()))
     return numpy_ops.resize_to(image, *size.astype(int), method, antialias, rounding)
 
-  return Twins(tensors, array, target=(smaller_size, smaller_size))
+  target = (smaller_size, smaller_size)
+  return Twins(geometry.with_segments(tensors), array, target)
 
 
-@op('central_crop')
+@op('central_crop', maps=('image', 'segments'))
 def central_crop(size: Size):
   """Cuts out the middle (h, w); if the rest is odd, one pixel nearer the top left.
 
@@ -124,7 +128,7 @@ def central_crop(size: Size):
   """
   height, width = arguments.size_pair(size)
 
-  def tensors(images, u):
+  def tensors(images, u, resize):
     rest = geometry.excess(images, height, width, 'central_crop')
     return geometry.cut(images, rest[0] // 2, rest[1] // 2, height, width)
 
@@ -134,7 +138,7 @@ def central_crop(size: Size):
       raise BadImage(f'central_crop: the image is smaller than {height}x{width}')
     return image[y : y + height, x : x + width]
 
-  return Twins(tensors, array)
+  return Twins(geometry.with_segments(tensors), array)
 
 
 @op('trim')

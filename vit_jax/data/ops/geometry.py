@@ -10,6 +10,28 @@ def resize_to(images, size, method: str, antialias: bool, rounding: str):
   return to_levels(out, images.dtype, rounding, clip=method == 'bicubic')
 
 
+def with_segments(function):
+  """Returns an op's function that treats 'segments' [..., H, W] as it does the image.
+
+  Args:
+    function: (images [..., H, W, C], u, resize) -> images, of which `resize` is
+      `resize_to`, for segments by the nearest pixel whatever the other arguments.
+  """
+
+  def nearest(images, size, *how):
+    del how
+    return resize_to(images, size, 'nearest', False, 'nearest')
+
+  def apply(features, u):
+    out = {'image': function(features['image'], u, resize_to)}
+    if 'segments' in features:
+      segments = features['segments'][..., None]
+      out['segments'] = function(segments, u, nearest)[..., 0]
+    return out
+
+  return apply
+
+
 def to_levels(images, dtype, rounding: str = 'nearest', clip: bool = True):
   """Returns images computed in float32 in the dtype of the op's input.
 

@@ -26,6 +26,7 @@ SOURCES = Registry(
     'vtab': 'vit_jax.lab.data.vtab:Vtab',
     'fgvc': 'vit_jax.lab.data.fgvc:Fgvc',
     'coco': 'vit_jax.detection.data.coco:Coco',
+    'masks': 'vit_jax.detection.data.masks:Masks',
     'records': 'vit_jax.data.sources.records:RecordFiles',
   },
 )
@@ -37,6 +38,7 @@ TARGETS = {
   'vtab': 'NAME',
   'fgvc': 'NAME',
   'coco': 'ROOT or coco:ANNOTATIONS.json,IMAGE_FOLDER',
+  'masks': 'ROOT',
   'records': 'FOLDER or PATTERN',
 }
 

@@ -40,21 +40,21 @@ class Folder(Source):
     split: a split expression, see `splits`.
   """
 
+  SCHEME, BELOW, RECIPE = 'folder', 'CLASS/IMAGE', 'folder:data=FOLDER'  # in messages
   exif = True
 
   def __init__(self, target: str, split: str):
     root = os.path.abspath(os.path.expanduser(target))
     if not os.path.isdir(root):
       raise UserError(
-        f'folder: there is no directory {root!r}: expected DIR/train/CLASS/IMAGE (and val '
-        'or test), or DIR/CLASS/IMAGE.'
+        f'{self.SCHEME}: there is no directory {root!r}: expected DIR/train/{self.BELOW} '
+        f'(and val or test), or DIR/{self.BELOW}.'
       )
-    self.name = f'folder:{target}'
+    self.name = f'{self.SCHEME}:{target}'
     self._root = root
     self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     directories = split_directories(root)
-    self.class_names = _class_names(directories)
-    self.num_classes = len(self.class_names)
+    self._set_classes(directories)
     left_out, misplaced = Counter(), Counter()
     parts = []
     for name, start, stop in splits.parse(split):
@@ -62,8 +62,8 @@ class Folder(Source):
       if name in ('validation', 'test') and [*directories] == ['train']:
         raise UserError(
           f'{self.name} has no folder for the split {name!r}, only images to train on: take '
-          "the splits 'train[:90%]' and 'train[90%:]', with --config='folder:data=FOLDER,"
-          "train=train[:90%],val=train[90%:]'."
+          "the splits 'train[:90%]' and 'train[90%:]', with --config='"
+          f"{self.RECIPE},train=train[:90%],val=train[90%:]'."
         )
       splits.check_name(name, directories, self.name)
       parts.append(f'{name}[{start}:{stop}]')
@@ -77,6 +77,10 @@ class Folder(Source):
       if counts
     )
     self._select({name: rows.get(name, []) for name in directories}, '+'.join(parts))
+
+  def _set_classes(self, directories: dict[str, str]) -> None:
+    self.class_names = _class_names(directories)
+    self.num_classes = len(self.class_names)
 
   def _select(self, rows: dict[str, list], split: str) -> None:
     """Takes the images of a split expression from {split: [(path, label)]}."""

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.nn.layers import LayerNorm, check_images
 
@@ -61,24 +62,29 @@ class Pyramid(nn.Module):
   def conv(self, size: int, name: str) -> ConvNorm:
     return ConvNorm(self.channels, size, self.norm, self.dtype, name=name)
 
-  def stages(self, inputs, *, train: bool) -> tuple[dict[str, jax.Array], dict, float]:
+  def stages(
+    self, inputs, *, train: bool, plain: bool = False
+  ) -> tuple[dict[str, jax.Array], dict, float]:
     """Returns ({name: map}, features of the backbone, stride of the first map).
 
     Args:
       inputs: images [B, H, W, C]. Without a backbone the maps themselves, {name: [B, h,
         w, C]}; their names, in order, go from the finest to the coarsest.
+      plain: whether the last map of a backbone without stages, a ViT, is one.
 
     Raises:
       UserError: for a backbone without stages.
     """
     if self.backbone is None:
       return dict(sorted(inputs.items())), {}, self.stride
-    maps, out = maps_of(self.backbone, inputs, train=train)
-    stages = {name: x for name, x in maps.items() if name.startswith('stage')}
+    named, out = maps_of(self.backbone, inputs, train=train)
+    stages = {name: x for name, x in named.items() if name.startswith('stage')}
+    if plain and not stages:
+      stages = {name: x for name, x in named.items() if name == 'encoded'}
     if not stages:
       raise UserError(
         f'{type(self.backbone).__name__} has no stages to build a pyramid on, only '
-        f'{list(maps)}: take vitdet for a plain ViT, with the pyramid sfp.'
+        f'{list(named)}: take the pyramid sfp for a plain ViT.'
       )
     return stages, out, inputs.shape[1] / next(iter(stages.values())).shape[1]
 
@@ -128,7 +134,12 @@ def maps_of(backbone: nn.Module, images, *, train: bool) -> tuple[dict, dict]:
   check_images(images)
   _, out = backbone(images, train=train)
   out = {name: x for name, x in out.items() if name != 'pre_logits'}
-  return {name: x for name, x in out.items() if x.ndim == 4}, out
+  return models.maps(out), out
+
+
+def bilinear(x: jax.Array, size: tuple[int, int]) -> jax.Array:
+  """Resizes a map [B, h, w, C] to (H, W), pixel centres on pixel centres."""
+  return jax.image.resize(x, (x.shape[0], *size, x.shape[3]), 'bilinear')
 
 
 def level_of(stride: float) -> int:

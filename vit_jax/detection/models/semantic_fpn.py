@@ -7,11 +7,11 @@ section 3.1 and figure 3.
 from collections.abc import Sequence
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from vit_jax.check import Count
 from vit_jax.detection.models import sfp
+from vit_jax.detection.models.pyramid import bilinear
 from vit_jax.errors import UserError, choose
 from vit_jax.models.family import Family
 from vit_jax.nn.layers import check_images, group_norm
@@ -46,12 +46,8 @@ class Upsampled(nn.Module):
       )(x)
       x = nn.relu(group_norm(x, f'norm{i}', eps=1e-5, dtype=self.dtype))
       if self.steps:
-        x = _bilinear(x, (2 * x.shape[1], 2 * x.shape[2]))
+        x = bilinear(x, (2 * x.shape[1], 2 * x.shape[2]))
     return x
-
-
-def _bilinear(x, size: tuple[int, int]):
-  return jax.image.resize(x, (x.shape[0], *size, x.shape[3]), 'bilinear')
 
 
 def _fitted(x, size: tuple[int, int]):
@@ -109,7 +105,7 @@ class SemanticFPN(nn.Module):
       kernel_init=nn.initializers.zeros_init(),
       name='head',
     )(merged.astype(jnp.float32))
-    return _bilinear(x, images.shape[1:3]), out
+    return bilinear(x, images.shape[1:3]), out
 
 
 _TINY_SFP = sfp.FAMILY.tiny[0] | dict(name='sfp', extra_level=False)

@@ -74,7 +74,7 @@ class SFP(Pyramid):
       train: stochastic depth of the backbone, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """
-    maps, out, stride = self.stages(inputs, train=train)
+    maps, out, stride = self.stages(inputs, train=train, plain=True)
     maps = self._of_one_scale(maps)
     level = level_of(stride)
     factors = (1.0,) if self.pyramid == 'none' else _FACTORS

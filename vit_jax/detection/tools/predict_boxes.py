@@ -14,7 +14,7 @@ THRESHOLD = 0.7
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-  """Adds the options of detectors."""
+  """Adds the options of detectors and segmenters."""
   parser.add_argument(
     '--threshold',
     type=float,
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--draw',
     metavar='DIR',
-    help='for detectors: write the images with their boxes there, as PNG',
+    help='write there, as PNG: the images with their boxes; of a segmenter, masks',
   )
 
 
@@ -32,8 +32,22 @@ def check_unused(args) -> None:
   for name in ('threshold', 'draw'):
     if getattr(args, name) is not None:
       raise UserError(
-        f'--{name} is for detectors; {args.source} gives classes of images.'
+        f'--{name} is for detectors, --draw also for segmenters; {args.source} gives '
+        'classes of images.'
       )
+
+
+def folder_of(args, paths: list[str]) -> Path | None:
+  """Returns the folder `--draw`; UserError for one with images to read."""
+  out = args.draw and out_folder.check(args.draw, '--draw')
+  if out and out.resolve() in {Path(path).resolve().parent for path in paths}:
+    raise UserError(f'--draw {args.draw} holds images to read: name another folder.')
+  return out
+
+
+def drawing_of(out: Path, i: int, path: str) -> str:
+  """Returns the file for the drawing of image i."""
+  return str(out / f'{i:03d}_{Path(path).stem}.png')
 
 
 def run(args, loaded, paths: list[str]) -> int:
@@ -46,9 +60,7 @@ def run(args, loaded, paths: list[str]) -> int:
         f'--{name} is for classes of images; {args.source} is a detector: --threshold '
         'chooses among its boxes.'
       )
-  out = args.draw and out_folder.check(args.draw, '--draw')
-  if out and out.resolve() in {Path(path).resolve().parent for path in paths}:
-    raise UserError(f'--draw {args.draw} holds images to read: name another folder.')
+  out = folder_of(args, paths)
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
   detected = inference.detect_images(
     loaded, shown, batch_size=args.batch or 1, pp=args.pp
@@ -60,7 +72,7 @@ def run(args, loaded, paths: list[str]) -> int:
     out_folder.make(out, '--draw')
     for i, image in enumerate(images):
       if 'error' not in image:
-        image['drawing'] = str(out / f'{i:03d}_{Path(image["path"]).stem}.png')
+        image['drawing'] = drawing_of(out, i, image['path'])
         _draw(image)
   if args.json:
     record = {'source': args.source, 'step': loaded.step, 'threshold': least}

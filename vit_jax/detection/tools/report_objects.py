@@ -1,7 +1,5 @@
 """Parts of a run's page about boxes and masks, beside the truth."""
 
-import colorsys
-
 import numpy as np
 
 from vit_jax.data import single_image
@@ -55,10 +53,10 @@ def boxes(run: Run, name: str) -> dict:
 def masks(run: Run, name: str) -> dict:
   """Returns the template's values of an evaluation 'segmentation': masks, IoU by class."""
   answers, counts = run.predictions[name], run.predictions[name]['counts']
-  # Hues by the golden ratio are far apart, however many there are.
-  hues = [colorsys.hsv_to_rgb(0.618 * k % 1, 0.75, 0.95) for k in range(len(counts))]
   usual = counts.sum(1).argmax()
-  palette = np.uint8(255 * np.array([*hues, (0, 0, 0)]))  # black: not labelled
+  palette = np.pad(
+    drawing.palette(len(counts)), ((0, 1), (0, 0))
+  )  # black: not labelled
   examples, why = pictures.read(run, name, answers['index'])
 
   def painted(i: int, classes) -> str:

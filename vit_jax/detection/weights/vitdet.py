@@ -109,8 +109,16 @@ def windowed(fields: dict) -> list[int]:
 
 # -- the weights of a ViT -------------------------------------------------------------
 
-# Parameters of a ViT that a ViTDet lacks: the class token, and all that follows the blocks.
-_NOT_HERE = r'cls|Transformer/encoder_norm/.*|(MAPHead_0|head|pre_logits)/.*'
+# Parameters of a ViT that a ViTDet lacks: the tokens before the patches, and all that
+# follows the blocks.
+_NOT_HERE = r'cls|registers|Transformer/(encoder|cls)_norm/.*'
+_NOT_HERE += r'|(pooled_norm|MAPHead_0|head|head_dist|pre_logits)/.*'
+# Fields of its blocks -> the values of a ViTDet's.
+_BLOCKS = dict(posemb=('learn', 'sincos2d'), posemb_where=('stem',), rope=('none',))
+_BLOCKS |= dict(relpos=('none',), attention=('full',), block=('pre',), mlp=('mlp',))
+_BLOCKS |= dict(qkv_bias=('qkv',), dense_bias=(True,), patch_bias=(True,))
+_BLOCKS |= dict(kv_heads=(None,), layer_scale=(None,), norm=('layer',))
+_BLOCKS |= dict(extra_norms=((),), stem_blocks=(None,))
 
 
 def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
@@ -120,8 +128,7 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
     ValueError: for a ViT that no ViTDet can start from.
   """
   fields = models.fields_of(models.build('vit', **source.fields))
-  one = dict(posemb_where=('stem',), attention=('full',), stem_blocks=(None,))
-  configs.need(fields, 'a vitdet', posemb=('learn', 'sincos2d'), **one)
+  configs.need(fields, 'a vitdet', **_BLOCKS)
   if source.image_size is None:
     raise ValueError('its image size, and so the grid of its positions, is unknown')
   family, size = models.family('vit'), source.image_size
@@ -157,7 +164,7 @@ def _positions(table, old, new, class_row: bool, resize: str) -> np.ndarray:
     return patches
   if patches.shape == table.shape:  # the source has no class token
     return np.pad(table, ((0, 0), (1, 0), (0, 0)))
-  return table
+  return np.concatenate([table[:, :1], patches], axis=1)
 
 
 # -- configs --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from vit_jax.registry import Registry
 from vit_jax.tools.inspect.model import cost
 from vit_jax.train import flops, runtime, schema
 from vit_jax.train.trainer import Trainer
-from vit_jax.weights import complete, from_section, zoo
+from vit_jax.weights import complete, from_section, lacks_backbone, zoo
 
 # Features of an example that has other outputs than a label, where its source is closed.
 _FEATURES = Registry('outputs', {'boxes': 'vit_jax.detection.data.objects:BOXES'})
@@ -43,12 +43,15 @@ def _model(config: dict) -> dict:
   """Returns the section `model`, its name filled in by the weights."""
   check.check('config.model', model := config.get('model', {}), dict)
   weights = config.get('weights')
-  if not weights or 'name' in model or not weights.get('source'):
+  if not weights or not weights.get('source'):
+    return model
+  if 'name' in model and not lacks_backbone(model):
     return model
   check.bind('config.weights', weights, from_section)
   if entry := zoo.ENTRIES.get(weights['source']):
     name, variant, fields = models.parse_name(entry.model)
-    return {'name': name, 'variant': variant, **fields, **model}
+    named = {'name': name, 'variant': variant, **fields}
+    return {**model, 'backbone': named} if 'name' in model else {**named, **model}
   if os.path.exists(os.path.expanduser(weights['source'])):
     return complete(model, from_section(**weights))
   raise UserError(

@@ -1,0 +1,105 @@
+"""Images with a class for every pixel, in two folders on disk."""
+
+import io
+import os
+import types
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.data import image_file
+from vit_jax.data.features import Feature, ImageFeature
+from vit_jax.data.sources import folder
+from vit_jax.detection.tasks.segment import IGNORED
+from vit_jax.errors import BadImage, UserError
+
+_NAMES = 'classes.txt'
+
+
+class Masks(folder.Folder):
+  """`masks:ROOT`: ROOT/SPLIT/images/**/NAME.jpg with ROOT/SPLIT/masks/**/NAME.png.
+
+  ROOT/images and ROOT/masks are one split, 'train'. A mask is a PNG with 8 bits a pixel,
+  gray or with a palette: the number of the class, 255 where a pixel does not count. It has
+  the size of its upright image; an image with another one is a bad image. Names of splits,
+  and the order of the images, are as those of `folder:`.
+
+  ROOT/classes.txt has the name of class 0, 1, ... in its lines. Without that file the
+  number of classes is config.model.num_classes.
+
+  Args:
+    target: ROOT.
+    split: a split expression, see `splits`.
+  """
+
+  SCHEME, BELOW, RECIPE = 'masks', 'images and masks', 'linear_seg:data=masks:ROOT'
+  features = types.MappingProxyType(
+    {'image': ImageFeature(), 'segments': Feature((None, None), 'uint8', located=True)}
+  )
+
+  def __init__(self, target: str, split: str):
+    super().__init__(target, split)
+    self.labels = None  # images as a whole have none
+    mask = lambda path: _mask_of('masks'.join(path.split('images', 1)))
+    self._masks = [mask(path) for path in self._paths]
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    return list(self._pool.map(self._example, indices))
+
+  def _example(self, index: int) -> dict:
+    try:
+      segments = self._segments(os.path.join(self._root, self._masks[index]))
+      return {'image': image_file.read(self.name_of(index)), 'segments': segments}
+    except BadImage as error:
+      return {'error': str(error)}
+
+  def _segments(self, path: str) -> np.ndarray:
+    """Returns uint8 [H, W]; UserError for a number that is no class."""
+    from PIL import Image
+
+    data = image_file.read(path)
+    try:
+      with Image.open(io.BytesIO(data)) as image:
+        mode, segments = image.mode, np.asarray(image)
+    except Exception as error:  # Pillow raises many types on broken files
+      raise BadImage(f'its mask: {error}') from None
+    if mode not in ('1', 'L', 'P'):
+      raise BadImage(f'its mask has the mode {mode}, not one class a pixel of 8 bits')
+    segments = segments.astype(np.uint8)
+    if self.num_classes is not None:
+      labels = segments[segments != IGNORED]
+      if (most := labels.max(initial=0)) >= self.num_classes:
+        raise UserError(
+          f'{path} has the class {most}, and {_NAMES} names {self.num_classes}, from 0.'
+        )
+    return segments
+
+  def _set_classes(self, directories: dict[str, str]) -> None:
+    path = Path(self._root) / _NAMES
+    if path.is_file():
+      names = path.read_text(encoding='utf-8').rstrip().splitlines()
+      self.class_names = [name.strip() for name in names]
+      self.num_classes = len(names)
+
+  def _scan(self, directory: str, left_out: Counter, misplaced: Counter) -> list:
+    """Returns a split's (path below the root, 0) in its order; see `Folder`."""
+    del misplaced
+    places = [os.path.join(directory, name) for name in ('images', 'masks')]
+    if missing := [place for place in places if not os.path.isdir(place)]:
+      raise UserError(f'{self.name}: there is no folder {missing[0]!r}.')
+    (images, others), (masks, _) = map(folder.images_below, places)
+    left_out.update(others)
+    if missing := sorted({*map(_mask_of, images)} - {*masks}):
+      raise UserError(
+        f'{self.name}: {len(missing):,} of {len(images):,} images have no mask; the first '
+        f'is {os.path.join(places[1], missing[0])!r}.'
+      )
+    if not images:
+      raise UserError(f'{self.name}: no image in {places[0]!r}.')
+    prefix = os.path.relpath(directory, self._root).removeprefix('.')
+    return folder.by_hash((os.path.join(prefix, 'images', x), 0) for x in images)
+
+
+def _mask_of(image: str) -> str:
+  return f'{os.path.splitext(image)[0]}.png'

@@ -1,0 +1,104 @@
+"""Linear segmentation: one linear layer on every patch, enlarged to the image.
+
+The protocol of DINOv2, arXiv 2304.07193, section 7.4, for features of a frozen backbone: a
+batch norm and a linear layer on the tokens of the patches, of the last layer or of the
+last four concatenated; the logits are resized bilinearly. To freeze the backbone is up to
+the run, with config.tune.
+"""
+
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax import models
+from vit_jax.check import Count
+from vit_jax.detection.models.pyramid import bilinear, maps_of
+from vit_jax.errors import UserError
+from vit_jax.models.family import Family
+from vit_jax.nn.batch_norm import BatchNorm
+from vit_jax.nn.layers import check_images
+
+
+def variant(name: str) -> dict:
+  """Returns the fields of 'vit:S/16', the name of a backbone."""
+  return dict(backbone={'name': name})
+
+
+class LinearSeg(nn.Module):
+  """See `__call__`."""
+
+  num_classes: Count | None = None  # None: no head, outputs are out['joined']
+  backbone: nn.Module | None = None
+  # How many of the last blocks of a ViT, or stages of another backbone, are concatenated.
+  layers: Count = 1
+  batch_norm: bool = True
+  # The dtype of a backbone without its own; the head is float32.
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, images, *, train: bool = False, features: bool = True):
+    """Classifies every pixel of images that the stride of the backbone divides.
+
+    Args:
+      images: [B, H, W, C] in [-1, 1].
+      train: normalises by the batch; stochastic depth of the backbone, which needs the
+        'dropout' rng.
+      features: whether the caller reads more of `out` than 'joined'.
+
+    Returns:
+      (logits [B, H, W, K] float32, out): 'joined' [B, h, w, D], the input of the linear
+      layer, and the features of the backbone.
+    """
+    check_images(images)
+    if self.backbone is None:
+      raise UserError(
+        "A linear_seg needs a backbone: backbone={'name': 'vit', ...}, or weights."
+      )
+    size, backbone = images.shape[1:3], self.backbone
+    stride = models.family_of(backbone).stride(models.fields_of(backbone))
+    if any(n % s for n, s in zip(size, stride, strict=True)):
+      raise UserError(
+        f'Images of {size} pixels for a linear_seg are multiples of the stride of its '
+        f'backbone, {stride}: resize them.'
+      )
+    maps, out = maps_of(backbone, images, train=train)
+    x = self._joined(maps)
+    if self.batch_norm:
+      x = BatchNorm(name='norm')(x, train=train)
+    out = {**(out if features else {}), 'joined': x}
+    if self.num_classes is None:
+      return x, out
+    zeros = nn.initializers.zeros_init()
+    logits = nn.Dense(self.num_classes, kernel_init=zeros, name='head')(x)
+    return bilinear(logits, size), out
+
+  def _joined(self, maps: dict) -> jax.Array:
+    """Returns the last map float32 [B, h, w, D], or several concatenated.
+
+    The last one of a ViT has its norm. Several are normalised without scale and bias,
+    which the batch norm and the linear layer after them would undo.
+    """
+    if 'encoded' in maps and self.layers == 1:
+      return maps['encoded'].astype(jnp.float32)
+    kind = 'block' if 'encoded' in maps else 'stage'
+    names = [name for name in maps if re.fullmatch(rf'{kind}\d+', name)]
+    if len(names) < self.layers:
+      raise UserError(f'Model field layers={self.layers}: the backbone has {names}.')
+    chosen = [maps[name].astype(jnp.float32) for name in names[-self.layers :]]
+    size = chosen[0].shape[1:3]
+    return jnp.concatenate(
+      [bilinear(jax.nn.standardize(x, epsilon=1e-6), size) for x in chosen], -1
+    )
+
+
+_TINY = dict(name='vit', patch_size=(8, 8), width=16, depth=2, mlp_dim=32, num_heads=2)
+
+FAMILY = Family(
+  LinearSeg,
+  variant,
+  inputs=lambda fields, size: {},  # it takes nothing without a backbone
+  outputs='pixels',
+  tiny=(dict(backbone=_TINY), dict(backbone=_TINY, layers=2, batch_norm=False)),
+)
