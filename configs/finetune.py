@@ -77,7 +77,7 @@ def get_config(arg=None):
     warmup=-1,
     lr=0.0,
     keep_head=False,
-    resize='bilinear',
+    resize='origin',
     dtype='float32',
     seed=0,
   )

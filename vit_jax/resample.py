@@ -21,12 +21,13 @@ def matrix(old: int, new: int, method: str, antialias: bool) -> np.ndarray:
   return weights / weights.sum(1, keepdims=True)
 
 
-def bicubic_of_edges(old: int, new: int) -> np.ndarray:
+def bicubic_of_edges(old: int, new: int, scale: float | None = None) -> np.ndarray:
   """Returns the [new, old] matrix of PyTorch's bicubic interpolation, align_corners=False.
 
   It differs from `matrix`: a = -0.75, and weights outside the image go to its edges.
+  `scale` is PyTorch's `scale_factor`, where that is not new / old.
   """
-  at = (np.arange(new) + 0.5) * old / new - 0.5
+  at = (np.arange(new) + 0.5) / (scale or new / old) - 0.5
   inside = np.arange(-2, old + 2)
   weights = _keys(np.abs(at[:, None] - inside), a=-0.75)
   return weights @ (np.clip(inside, 0, old - 1)[:, None] == np.arange(old))

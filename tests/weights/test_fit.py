@@ -46,6 +46,26 @@ def test_bicubic_is_jax_image(table, new):
   np.testing.assert_allclose(result[0, 1:].reshape(expected.shape), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+  ('method', 'theirs'),
+  [
+    ('bicubic', 'bicubic_antialias'),
+    ('bicubic_plain', 'bicubic'),
+    ('bicubic_offset', 'dinov2_offset'),
+    ('bilinear_plain', 'bilinear'),
+    ('bilinear_antialias', 'bilinear_antialias'),
+  ],
+)
+@pytest.mark.parametrize('new', [(6, 3), (7, 7)])
+def test_methods_are_pytorchs(method, theirs, new):
+  with np.load(GOLDEN / 'positions.npz') as file:
+    table, expected = file['pos'], file[f'{theirs}_{new[0]}x{new[1]}']
+  result = adapt.resize_positions(table.reshape(1, 16, -1), (4, 4), new, method)
+  # PyTorch computes in float32.
+  result = result.reshape(expected.shape)
+  np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
+
+
 def test_positions_of_no_such_grid(table):
   with pytest.raises(ValueError, match=naming((1, 141, 5), '12x12')):
     adapt.resize_positions(table, (12, 12), (7, 5))

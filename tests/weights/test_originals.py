@@ -33,7 +33,13 @@ GOLDENS = {
   'eva02_clip_original': TWO,
   'mae_original': TWO,
 }
-SIZES = [('dinov3_original', (48, 24))]
+SIZES = [
+  ('dinov2_original', (49, 28)),
+  ('dinov2_original', (28, 63)),
+  ('dinov2_reg4_swiglu_original', (48, 24)),
+  ('dinov3_original', (48, 24)),
+  ('pe_core_original', (48, 24)),
+]
 
 
 def computed(name, size=None):

@@ -4,12 +4,13 @@ Arrays are resized for other images, patches and windows, and stacked for scanne
 """
 
 import dataclasses
+import functools
 import importlib
 import math
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,31 +26,48 @@ from vit_jax.weights.source import Source, errors_of
 _STATS = f'{trees.STATS}/'
 Shapes = Mapping[str, tuple[int, ...]]
 MOST_LAYERS = 1_000  # far beyond every published model
-Method = Literal['bilinear', 'bicubic']
+
+# How an axis of positions is resized: (old, new) -> matrix [new, old].
+RESIZERS = {
+  # Corners on corners: Google.
+  'bilinear': resample.align_corners,
+  # Pixel centres on pixel centres: timm, open_clip, DINOv2 with registers.
+  'bicubic': functools.partial(resample.matrix, method='bicubic', antialias=True),
+  # The same without antialiasing: transformers, MAE, EVA.
+  'bicubic_plain': resample.bicubic_of_edges,
+  # DINOv2 without registers: by a factor for (new + 0.1) / old.
+  'bicubic_offset': lambda a, b: resample.bicubic_of_edges(a, b, (b + 0.1) / a),
+  # Perception Encoder, and transformers' BEiT.
+  'bilinear_plain': functools.partial(
+    resample.matrix, method='bilinear', antialias=False
+  ),
+  # SigLIP 2 NaFlex, TIPS.
+  'bilinear_antialias': functools.partial(
+    resample.matrix, method='bilinear', antialias=True
+  ),
+}
+# 'origin': as the code does that the weights are written for, see `Format.resize`.
+Method = Literal[('origin', *RESIZERS)]
 
 
 def resize_positions(
   table: np.ndarray,
   old: tuple[int, int],
   new: tuple[int, int],
-  method: Method = 'bilinear',
+  method: str = 'bilinear',
 ) -> np.ndarray:
   """Resizes a grid of position embeddings; rows before the grid (cls) stay as they are.
 
   Args:
     table: [1, R + h w, D], of the grid `old`, (h, w).
-    method: 'bilinear', corners on corners, as the Google code does; 'bicubic', pixel
-      centres on pixel centres and antialiased, as timm does.
+    method: one of RESIZERS.
   """
-  choose('resize', method, get_args(Method))
+  matrix = choose('resize', method, RESIZERS)
   extra = table.shape[1] - old[0] * old[1]
   if extra < 0:
     raise ValueError(f'position embeddings {table.shape} are no {old[0]}x{old[1]} grid')
   if old == new:
     return table
-  matrix = resample.align_corners
-  if method == 'bicubic':
-    matrix = lambda a, b: resample.matrix(a, b, 'bicubic', antialias=True)
   rows, columns = (matrix(a, b) for a, b in zip(old, new, strict=True))
   grid = resample.apply(table[0, extra:].reshape(*old, -1), rows, columns)
   grid = grid.reshape(1, -1, table.shape[-1]).astype(table.dtype)
@@ -198,7 +216,7 @@ def fit(
   image_size: tuple[int, int],
   *,
   skip: list[str] = (),
-  resize: Method = 'bilinear',
+  resize: Method = 'origin',
 ) -> tuple[Arrays, Merge]:
   """Returns ({name: array} of the model's variables, report).
 
@@ -208,8 +226,9 @@ def fit(
     source: of the same model, or of one that this model can start from, see `started`.
     skip: regexes of parameters to leave as the model initialises them, besides a head
       of another number of classes, which always is.
-    resize: of position embeddings, see `resize_positions`.
+    resize: of position embeddings, see RESIZERS.
   """
+  resize = source.resize if resize == 'origin' else resize
   with errors_of(f'{source.source}'):
     source, new, notes = started(source, model, resize)
     abstract = models.shapes_of(model, (*image_size, source.channels))

@@ -92,6 +92,8 @@ class Format(NamedTuple):
   write_rules: Callable[[Arrays, Fields], Table] | None = None
   # (parameters, fields) -> arrays beside them that the publisher's code reads.
   buffers: Callable[[Arrays, Fields], Arrays] = lambda flat, fields: {}
+  # Fields -> how the publisher's code resizes positions, see `adapt.RESIZERS`.
+  resize: Callable[[Fields], str] = lambda fields: 'bilinear'
   # Fields that may be read with another value: `config` checks that outputs are the same.
   alike: tuple[str, ...] = ()
 

@@ -77,7 +77,7 @@ def load(
   *,
   variant: str | None = None,
   image_size: tuple[Size, Size] | Size | None = None,
-  resize: adapt.Method = 'bilinear',
+  resize: adapt.Method = 'origin',
   skip: Sequence[str] = (),
   ema: bool = False,
   weights: str | None = None,
@@ -93,7 +93,8 @@ def load(
     variant: 'B/16': the model's size, where the source does not say it.
     image_size: pixels to fit the position embeddings to, (H, W) or one number for both.
       The pipeline keeps the source's interpolation, crop ratio and crop mode.
-    resize: how, 'bilinear' or 'bicubic': see `weights.adapt.resize_positions`.
+    resize: how, one of `weights.adapt.RESIZERS`; by default as the code that the source
+      is written for: other methods move tokens by up to a tenth.
     skip: regexes of parameters to initialise afresh instead of taking them.
     ema: of a run, the averaged parameters.
     weights: where the parameters are that a run did not train, if they have moved.

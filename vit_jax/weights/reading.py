@@ -58,7 +58,7 @@ def from_section(
   variant: str | None = None,
   ema: bool = False,
   skip: list[str] = (),
-  resize: adapt.Method = 'bilinear',
+  resize: adapt.Method = 'origin',
 ) -> Source:
   """Returns the parameters that the config's section `weights` names.
 
@@ -143,7 +143,8 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
   size = size or (entry and (entry.resolution,) * 2)
   arguments = (format.name, format.family, fields, flat, size, channels, names)
   pp = facts.pp or pipelines.of_timm(facts.images or {}, size)
-  return Source(source, *arguments, pp, unused, text=text)
+  more = {'resize': format.resize(fields), 'text': text}
+  return Source(source, *arguments, pp, unused, **more)
 
 
 def _needed(format, arrays, facts: Facts, given: dict) -> dict:

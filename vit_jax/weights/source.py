@@ -25,6 +25,7 @@ class Source:
   class_names: list[str] | None  # one per class
   pp: str | None  # the evaluation pipeline
   unused: list[str]  # names in the source that are not parameters of the model
+  resize: str = 'bilinear'  # how its code resizes positions, see `adapt.RESIZERS`
   step: int | None = None  # the step that was read from a run
   # The config's section, where tuning added parameters; else {}.
   tune: dict = dataclasses.field(default_factory=dict)

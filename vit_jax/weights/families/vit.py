@@ -386,6 +386,7 @@ FORMATS = (
     infer=infer,
     facts=configs.timm(_timm_fields, **_ONLY),
     positions=_timm_positions,
+    resize=lambda fields: 'bicubic',
     flat_heads=True,
     config=_timm_config,
     write_rules=lambda flat, fields: timm(

@@ -443,12 +443,18 @@ def _is_open_clip(config: dict, name: str) -> bool:
 
 
 _format = functools.partial(
-  Format, family='vit', infer=_infer, grid=vit.grid, needs=('num_heads',)
+  Format,
+  family='vit',
+  infer=_infer,
+  grid=vit.grid,
+  needs=('num_heads',),
+  resize=lambda fields: 'bicubic_plain',
 )
 _perception = functools.partial(
   _format,
   'authors',
   within=r'visual\.',
+  resize=lambda fields: 'bilinear_plain',
   rules=lambda arrays, facts: perception(
     facts.fields['num_heads'], facts.fields.get('map_heads', 8)
   ),
@@ -473,6 +479,7 @@ FORMATS = (
     ignored='mask_token',
     rules=_dino_rules,
     facts=_facts(_CROPPED),
+    resize=lambda fields: 'bicubic' if fields.get('registers') else 'bicubic_offset',
     config=_config,
     write_rules=_write_rules,
     buffers=_buffers,
@@ -491,6 +498,7 @@ FORMATS = (
     'open_clip',
     marker=_RESBLOCKS,
     when=_is_open_clip,
+    resize=lambda fields: 'bicubic',
     within=r'visual\.',
     rules=_with_heads(clip),
     facts=_open_clip,
@@ -499,6 +507,7 @@ FORMATS = (
     'open_clip',
     marker=r'visual\.trunk\.blocks\.0\.attn\.qkv\.weight',
     when=_is_open_clip,
+    resize=lambda fields: 'bicubic',
     within=r'visual\.',
     rules=_with_heads(trunk),
     infer=vit.infer,
