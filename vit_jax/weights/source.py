@@ -25,7 +25,6 @@ class Source:
   class_names: list[str] | None  # one per class
   pp: str | None  # the evaluation pipeline
   unused: list[str]  # names in the source that are not parameters of the model
-  resize: str = 'bilinear'  # how its code resizes positions, see `adapt.RESIZERS`
   step: int | None = None  # the step that was read from a run
   # The config's section, where tuning added parameters; else {}.
   tune: dict = dataclasses.field(default_factory=dict)
@@ -33,6 +32,7 @@ class Source:
   added: dict[str, np.ndarray] | None = dataclasses.field(default_factory=dict)
   # The arrays of a text tower in the same file, a `families.text.Beside`, or None.
   text: Any = None
+  resize: str = 'bilinear'  # how its code resizes positions, see `adapt.RESIZERS`
 
   @property
   def origin(self) -> str:
