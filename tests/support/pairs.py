@@ -1,8 +1,8 @@
 """A small image and text model with a vocabulary."""
 
+import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.support import GOLDEN
@@ -12,9 +12,7 @@ def siglip(folder: Path) -> Path:
   """Writes SigLIP's golden and a vocabulary of 20 pieces into a new folder."""
   spm = pytest.importorskip('sentencepiece')
   folder.mkdir()
-  with np.load(GOLDEN / 'siglip_bigvision.npz') as file:
-    arrays = {n.replace('params/img/', 'params/'): file[n] for n in file}
-  np.savez(folder / 'w.npz', **arrays)
+  shutil.copy(GOLDEN / 'siglip_bigvision.npz', folder / 'w.npz')
   spm.SentencePieceTrainer.train(
     sentence_iterator=iter(['a cat', 'two dogs in the snow', 'a photo of snow'] * 9),
     model_prefix=str(folder / 'spiece'),

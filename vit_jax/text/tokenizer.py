@@ -20,7 +20,8 @@ from vit_jax.errors import UserError
 # The file of OpenAI's CLIP: a title, then the merges, the most frequent first.
 MERGES = 'bpe_simple_vocab_16e6.txt.gz'
 _NUMBER = 49_152 - 256 - 2  # merges that CLIP uses
-_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+# OpenAI's pattern ignores case, so that a long s is an s.
+_WORDS = r"'[sſ]|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 # Tokens that end a text: CLIP's by its two names, Gemma's (SigLIP 2) and T5's (SigLIP).
 _ENDS = ('<|endoftext|>', '<end_of_text>', '<eos>', '</s>')
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
@@ -46,7 +47,8 @@ CLEAN: dict[str, Callable[[str], str]] = {
   'whitespace': lambda text: _spaces(_unescaped(text)),
   'canonicalize': lambda text: _canonical(_unescaped(text)),
   'big_vision': _canonical,  # SigLIP
-  'siglip': lambda text: _canonical(text.replace('_', '')),  # transformers' SigLIP
+  # transformers' SigLIP
+  'siglip': lambda text: _spaces(text.lower().translate(_PUNCTUATION)),
   # transformers' and big_vision's SigLIP 2; letter by letter, so that a Greek final sigma
   # is like any other.
   'siglip2': lambda text: ''.join(map(str.lower, text)),
