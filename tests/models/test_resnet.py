@@ -18,8 +18,8 @@ from vit_jax.weights import export, formats, readers
 
 
 def test_unknown_variants_are_refused():
-  with pytest.raises(UserError, match=naming("'34'", "'50'", 'bottleneck')):
-    models.build('resnet', '34')
+  with pytest.raises(UserError, match=naming("'35'", "'34'", "'50'")):
+    models.build('resnet', '35')
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_files_of_transformers_hold_the_same(tmp_path):
   [
     ('timm', {'model_args': {'act_layer': 'silu'}}, ("act_layer='silu'", "'relu'")),
     ('hf', {'downsample_in_bottleneck': True}, ('downsample_in_bottleneck=True',)),
-    ('hf', {'layer_type': 'basic'}, ("layer_type='basic'", "'bottleneck'")),
+    ('hf', {'layer_type': 'basic'}, ('layer_type', "'basic'", "'bottleneck'")),
     ('hf', {'hidden_act': 'gelu'}, ("hidden_act='gelu'", "'relu'")),
   ],
 )

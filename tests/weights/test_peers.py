@@ -145,6 +145,9 @@ def test_timm_vit_both_ways(torch, timm, tmp_path, both_ways, kind):
     ('mvitv2_tiny', ROUNDING),
     ('mvitv2_small_cls', ROUNDING),
     ('resnet26', ROUNDING),
+    ('resnet18', ROUNDING),
+    ('resnet10t', ROUNDING),
+    ('resnet14t', ROUNDING),
   ],
 )
 def test_timm_models_by_name_both_ways(
@@ -193,7 +196,9 @@ TANH = dict(hidden_act='gelu_pytorch_tanh', layer_norm_eps=1e-6)
     ('Swin', HF_SWIN, ROUNDING),
     ('Swinv2', HF_SWIN, ROUNDING),
     ('ConvNext', HF_CONVNEXT, ROUNDING),  # whose final norm has 1e-12
+    ('ConvNextV2', HF_CONVNEXT, ROUNDING),
     ('ResNet', HF_RESNET, ROUNDING),
+    ('ResNet', HF_RESNET | dict(layer_type='basic'), ROUNDING),
   ],
 )
 def test_transformers_models_both_ways(
@@ -300,11 +305,15 @@ def test_timm_swin_both_ways(torch, timm, tmp_path, both_ways, name):
   both_ways(model, folder, 'timm', images(56), ROUNDING, same=False)
 
 
-def test_timm_convnext_both_ways(torch, timm, both_ways, tmp_path):
+@pytest.mark.parametrize(
+  'name', ['convnext_tiny', 'convnextv2_tiny', 'convnextv2_atto']
+)
+def test_timm_convnext_both_ways(torch, timm, both_ways, tmp_path, name):
   args = dict(depths=(1, 1, 2, 1), dims=(12, 24, 48, 96))
-  model = timm.create_model('convnext_tiny', num_classes=7, **args)
+  model = timm.create_model(name, num_classes=7, **args)
   folder = save_timm(tmp_path / 'a', randomise(torch, model))
-  both_ways(model, folder, 'timm', images(64), ROUNDING)
+  # The smallest ones hold denses as convolutions, which we write as denses.
+  both_ways(model, folder, 'timm', images(64), ROUNDING, same='tiny' in name)
 
 
 # -- ResNets --------------------------------------------------------------------------
@@ -320,10 +329,14 @@ def saved(torch, timm, folder, **options):
   return model, save_timm(folder, model)
 
 
+WIDE = dict(base_width=128, stem_type='deep', stem_width=32, avg_down=True)
+
+
+@pytest.mark.parametrize('more', [{}, WIDE])
 @pytest.mark.parametrize('stride', [8, 16])
-def test_dilated_stages_are_those_of_timm(torch, timm, tmp_path, stride):
-  model, folder = saved(torch, timm, tmp_path / 'timm', output_stride=stride)
-  x = images(64)
+def test_dilated_stages_are_those_of_timm(torch, timm, tmp_path, stride, more):
+  model, folder = saved(torch, timm, tmp_path / 'timm', output_stride=stride, **more)
+  x = images(64 + len(more))
   agree(ours(folder, x), theirs(torch, model, x), ROUNDING)
 
 

@@ -1,6 +1,6 @@
-"""ConvNeXt: "A ConvNet for the 2020s", arXiv 2201.03545 (V1; parameters as timm has them).
+"""ConvNeXt: "A ConvNet for the 2020s", arXiv 2201.03545, and V2, arXiv 2301.00808.
 
-Differs from the authors' code in one thing: the head starts at zero, as in all
+Parameters are named as in timm, but V2's normalisation of responses is `mlp/norm`. Differs from the authors' code in one thing: the head starts at zero, as in all
 models here.
 """
 
@@ -17,27 +17,54 @@ from vit_jax.models.family import Classifier, Family
 from vit_jax.nn.layers import ACTIVATIONS, LayerNorm, MlpBlock, check_images, param
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
-# Blocks and channels per stage: section 3 of the paper.
+# Blocks and channels per stage: section 3 of the paper; A, F, P, N, H: appendix A.1 of V2.
 VARIANTS = {
+  'A': ((2, 2, 6, 2), (40, 80, 160, 320)),
+  'F': ((2, 2, 6, 2), (48, 96, 192, 384)),
+  'P': ((2, 2, 6, 2), (64, 128, 256, 512)),
+  'N': ((2, 2, 8, 2), (80, 160, 320, 640)),
   'T': ((3, 3, 9, 3), (96, 192, 384, 768)),
   'S': ((3, 3, 27, 3), (96, 192, 384, 768)),
   'B': ((3, 3, 27, 3), (128, 256, 512, 1024)),
   'L': ((3, 3, 27, 3), (192, 384, 768, 1536)),
   'XL': ((3, 3, 27, 3), (256, 512, 1024, 2048)),
+  'H': ((3, 3, 27, 3), (352, 704, 1408, 2816)),
 }
 _INIT = nn.initializers.truncated_normal(0.02)  # appendix A.1
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'T', 'S', 'B', 'L' or 'XL'; UserError for another name."""
+  """Returns the fields of a size in VARIANTS; UserError for another name."""
   depths, widths = choose('ConvNeXt variant', name, VARIANTS)
   return dict(depths=depths, widths=widths)
 
 
-class Block(nn.Module):
-  """x + gamma * mlp(norm(7x7 depthwise convolution(x))): [B, H, W, C] -> the same."""
+class ResponseNorm(nn.Module):
+  """x + scale * x * g / mean(g) + bias, g [C] the length of each channel over the map.
 
-  layer_scale: float
+  Global response normalisation of V2; maps [B, H, W, C] to the same.
+  """
+
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    shape, zeros = x.shape[-1:], nn.initializers.zeros_init()
+    make = lambda name: param(self, name, lambda rng: zeros(rng, shape), shape)
+    scale, bias, x = make('scale'), make('bias'), x.astype(jnp.float32)
+    # A channel of zeros must not have an infinite gradient.
+    g = jnp.sqrt(jnp.maximum(jnp.square(x).sum((1, 2), keepdims=True), 1e-30))
+    y = x * (g / (g.mean(-1, keepdims=True) + 1e-6))
+    return (x + scale * y + bias).astype(self.dtype)
+
+
+class Block(nn.Module):
+  """x + gamma * mlp(norm(7x7 depthwise convolution(x))): [B, H, W, C] -> the same.
+
+  V2 has no gamma (`layer_scale` None), but a `ResponseNorm` in the MLP.
+  """
+
+  layer_scale: float | None
   act: str
   dtype: jnp.dtype
 
@@ -52,11 +79,16 @@ class Block(nn.Module):
       dtype=self.dtype,
       kernel_init=_INIT,
       bias_init=nn.initializers.zeros_init(),
+      norm=functools.partial(ResponseNorm, self.dtype)
+      if self.layer_scale is None
+      else None,
       name='mlp',
     )
+    drop = lambda y: StochasticDepth()(y, rate, train=train)
+    if self.layer_scale is None:
+      return x + drop(mlp(norm(conv(x))))
     start = nn.initializers.constant(self.layer_scale)
     gamma = self.param('gamma', start, (C,), jnp.float32).astype(self.dtype)
-    drop = lambda y: StochasticDepth()(y, rate, train=train)
     return x + drop(gamma * mlp(norm(conv(x))))
 
 
@@ -121,7 +153,7 @@ class ConvNeXt(Classifier):
   depths: tuple[Depth, ...] = (3, 3, 9, 3)  # blocks per stage
   widths: tuple[int, ...] = (96, 192, 384, 768)  # channels per stage
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  layer_scale: float = 1e-6  # initial value of gamma
+  layer_scale: float | None = 1e-6  # initial value of gamma; None: V2
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6  # epsilon of the final norm; transformers' ConvNext has 1e-12
 
@@ -160,7 +192,9 @@ class ConvNeXt(Classifier):
     return self.classify(x, out, features)
 
 
-_TIMM = {'tiny': 'T', 'small': 'S', 'base': 'B', 'large': 'L', 'xlarge': 'XL'}
+_TIMM = dict(atto='A', femto='F', pico='P', nano='N', tiny='T', small='S', base='B')
+_TIMM |= dict(large='L', xlarge='XL', huge='H')
+_V1, _V2 = '|'.join([*_TIMM][:-1]), '|'.join(size for size in _TIMM if size != 'xlarge')
 
 FAMILY = Family(
   model=ConvNeXt,
@@ -173,6 +207,12 @@ FAMILY = Family(
   prompts=('pad',),
   stems=('stem/conv/kernel',),
   stride=lambda fields: (4 * 2 ** (len(fields['depths']) - 1),) * 2,
-  published=((rf'convnext_({"|".join(_TIMM)})', lambda size: (_TIMM[size], {})),),
-  tiny=(dict(depths=(1, 2), widths=(16, 32), layer_scale=1.0),),
+  published=(
+    (rf'convnext_({_V1})', lambda size: (_TIMM[size], {})),
+    (rf'convnextv2_({_V2})', lambda size: (_TIMM[size], {'layer_scale': None})),
+  ),
+  tiny=(
+    dict(depths=(1, 2), widths=(16, 32), layer_scale=1.0),
+    dict(depths=(1, 2), widths=(16, 32), layer_scale=None),
+  ),
 )

@@ -1,7 +1,8 @@
 """ResNet: "Deep Residual Learning for Image Recognition", arXiv 1512.03385.
 
-With BatchNorm and bottleneck blocks, and the stride in their 3x3 convolution, not in the
-first 1x1 (v1.5): the network of torchvision, timm and transformers.
+With BatchNorm, and the stride in the 3x3 convolution of bottlenecks, not in the first 1x1
+(v1.5): the network of torchvision, timm and transformers. Its letters c, d, s and t for
+deeper stems and averaging shortcuts are those of arXiv 1812.01187 and of timm.
 """
 
 import functools
@@ -21,11 +22,27 @@ from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 _INIT = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')  # arXiv 1502.01852
 
 
+# Layers -> basic blocks per stage (Table 1 of the paper; 10: timm's).
+BASIC = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+# Letters of timm's names -> fields.
+LETTERS = {
+  '': {},
+  'c': dict(deep_stem=(32, 32)),
+  'd': dict(deep_stem=(32, 32), avg_down=True),
+  's': dict(deep_stem=(64, 64), stem_width=128),
+  't': dict(deep_stem=(24, 32), avg_down=True),
+}
+
+
 def variant(name: str) -> dict:
-  """Returns the fields of '50', '101', '152', ...; UserError for another name."""
-  stages = {str(layers): units for layers, units in STAGES.items()}
-  also = ', all of bottleneck blocks'
-  return dict(depths=choose('ResNet variant', str(name), stages, also))
+  """Returns the fields of '18', '50', '101', ...; UserError for another name."""
+  name, more = str(name), {14: BASIC[10], **STAGES}
+  stages = {str(layers): units for layers, units in more.items()}
+  basic = {str(layers): units for layers, units in BASIC.items()}
+  depths = choose('ResNet variant', name, basic | stages)
+  if name in stages:
+    return dict(depths=depths)
+  return dict(depths=depths, block='basic', widths=(64, 128, 256, 512))
 
 
 def _conv(width: int, size: int, strides: int, dilation: int, dtype, name: str):
@@ -44,41 +61,75 @@ def _conv(width: int, size: int, strides: int, dilation: int, dtype, name: str):
 
 
 class Stem(nn.Module):
-  """7x7 convolution and max-pool: [B, H, W, C] -> [B, H / 4, W / 4, width]."""
+  """7x7 convolution, or 3x3 ones, and max-pool: [B, H, W, C] -> [B, H / 4, W / 4, width].
+
+  Attributes:
+    deep: channels of the 3x3 convolutions before the last one; None: one of 7x7.
+  """
 
   width: int
+  deep: tuple[int, ...] | None
   norm: functools.partial
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x, *, train: bool):
-    x = _conv(self.width, 7, 2, 1, self.dtype, 'conv')(x)
+    size, stride = 7, 2
+    for i, width in enumerate(self.deep or ()):
+      x = _conv(width, 3, stride, 1, self.dtype, f'conv{i + 1}')(x)
+      x = nn.relu(self.norm(name=f'norm{i + 1}')(x, train=train))
+      size, stride = 3, 1
+    x = _conv(self.width, size, stride, 1, self.dtype, 'conv')(x)
     x = nn.relu(self.norm(name='norm')(x, train=train))
     return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
 
 
 class Block(nn.Module):
-  """Bottleneck: 1x1, 3x3 and 1x1 convolutions beside a shortcut, ReLU after the sum."""
+  """Convolutions beside a shortcut, ReLU after the sum.
+
+  Bottleneck: 1x1, 3x3 and 1x1, narrow in between; basic: 3x3 and 3x3, named 1 and 3,
+  because the last one has the same name in both.
+
+  Attributes:
+    narrow: channels inside a bottleneck; None: a basic block.
+    avg_down: the shortcut averages 2x2 pixels instead of leaving some out.
+  """
 
   width: int
+  narrow: int | None
+  avg_down: bool
   norm: functools.partial
   zero_init: bool
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x, rate=None, *, train: bool = False, strides=1, dilation=1):
-    """Maps [B, H, W, C] to [B, H / strides, W / strides, width]."""
+  def __call__(self, x, rate=None, *, train: bool = False, strides=1, dilation=(1, 1)):
+    """Maps [B, H, W, C] to [B, H / strides, W / strides, width].
+
+    Args:
+      dilation: of the convolution with the stride, and of the one behind it.
+    """
 
     def layer(x, part, width, size=1, strides=1, dilation=1, **options):
       x = _conv(width, size, strides, dilation, self.dtype, f'conv{part}')(x)
       return self.norm(name=f'norm{part}', **options)(x, train=train)
 
-    shortcut = x
+    shortcut, last = x, dict(zero_scale=self.zero_init)
     if strides != 1 or x.shape[-1] != self.width:
-      shortcut = layer(x, '_proj', self.width, 1, strides)
-    y = nn.relu(layer(x, '1', self.width // 4))
-    y = nn.relu(layer(y, '2', self.width // 4, 3, strides, dilation))
-    y = layer(y, '3', self.width, zero_scale=self.zero_init)
+      step = strides
+      if self.avg_down and (strides, dilation[1]) != (1, 1):
+        step, pair = 1, (2, 2)
+        # timm counts the zeros beyond the border where it dilates.
+        zeros = dict(padding='SAME', count_include_pad=strides == 1)
+        shortcut = nn.avg_pool(x, pair, (strides, strides), **zeros)
+      shortcut = layer(shortcut, '_proj', self.width, 1, step)
+    if self.narrow is None:
+      y = nn.relu(layer(x, '1', self.width, 3, strides, dilation[0]))
+      y = layer(y, '3', self.width, 3, 1, dilation[1], **last)
+    else:
+      y = nn.relu(layer(x, '1', self.narrow))
+      y = nn.relu(layer(y, '2', self.narrow, 3, strides, dilation[0]))
+      y = layer(y, '3', self.width, **last)
     return nn.relu(shortcut + StochasticDepth()(y, rate, train=train))
 
 
@@ -88,6 +139,11 @@ class ResNet(Classifier):
   depths: tuple[Depth, ...] = (3, 4, 6, 3)  # blocks per stage
   widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that leave each stage
   stem_width: int = 64
+  # Channels of 3x3 convolutions before that of the stem, in place of 7x7 (arXiv 1812.01187).
+  deep_stem: tuple[int, int] | None = None
+  block: Literal['bottleneck', 'basic'] = 'bottleneck'
+  narrowing: int = 4  # of bottlenecks; 2 in wide ResNets (arXiv 1605.07146)
+  avg_down: bool = False  # shortcuts average 2x2 pixels (ResNet-D, arXiv 1812.01187)
   # Pixels per position of the last features; stages that would exceed it are dilated
   # instead, as torchvision's and timm's: 16 is the DC5 of detectors.
   output_stride: Literal[4, 8, 16, 32, 64] = 32
@@ -111,19 +167,23 @@ class ResNet(Classifier):
     self._check_fields()
     norm = functools.partial(BatchNorm, frozen=self.frozen_norm, dtype=self.dtype)
     out = {}
-    x = Stem(self.stem_width, norm, self.dtype, name='stem')(images, train=train)
+    stem = Stem(self.stem_width, self.deep_stem, norm, self.dtype, name='stem')
+    x = stem(images, train=train)
     out['stem'] = x
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     stride, dilation = 4, 1
     for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
       # A dilated stage begins with the dilation of the stage before.
-      first = dict(strides=2 if s else 1, dilation=dilation)
+      strides, before = 2 if s else 1, dilation
       if s and stride == self.output_stride:
-        first['strides'], dilation = 1, 2 * dilation
-      stride *= first['strides']
-      rest = dict(dilation=dilation)
+        strides, dilation = 1, 2 * dilation
+      stride *= strides
+      first = dict(strides=strides, dilation=(before, dilation))
+      rest = dict(dilation=(dilation, dilation))
+      narrow = width // self.narrowing if self.block == 'bottleneck' else None
+      options = narrow, self.avg_down, norm, self.zero_init, self.dtype
       x, _ = stack(
-        functools.partial(Block, width, norm, self.zero_init, self.dtype),
+        functools.partial(Block, width, *options),
         x,
         name=f'stage{s + 1}_block',
         rates=rates[:depth],
@@ -141,9 +201,10 @@ class ResNet(Classifier):
       raise UserError(
         f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
       )
-    if any(width % 4 for width in self.widths):
+    if self.block == 'bottleneck' and any(n % self.narrowing for n in self.widths):
       raise UserError(
-        f'widths={self.widths}: expected multiples of 4, by which bottlenecks narrow.'
+        f'widths={self.widths}: expected multiples of {self.narrowing}, by which '
+        'bottlenecks narrow.'
       )
 
 
@@ -151,7 +212,11 @@ def _stride(fields) -> tuple[int, int]:
   return (min(fields['output_stride'], 4 * 2 ** (len(fields['depths']) - 1)),) * 2
 
 
-_NUMBERS = '|'.join(map(str, STAGES))
+def _named(layers: str, letter: str = '') -> tuple[str, dict]:
+  return layers, LETTERS[letter]
+
+
+_NUMBERS = '|'.join(map(str, (18, 34, *STAGES)))
 
 FAMILY = Family(
   model=ResNet,
@@ -160,12 +225,21 @@ FAMILY = Family(
   before=r'stem/.*',
   branch_ends=r'stage\d+_block_\d+/norm3',
   prompts=('pad',),
-  stems=('stem/conv/kernel',),
+  stems=('stem/conv1/kernel', 'stem/conv/kernel'),
   stride=_stride,
   published=(
-    # timm and torchvision: resnet50; transformers: microsoft/resnet-50
-    (rf'resnet({_NUMBERS})', lambda layers: (layers, {})),
-    (rf'(?:microsoft/)?resnet-({_NUMBERS})', lambda layers: (layers, {})),
+    # timm and torchvision: resnet50, wide_resnet50_2; transformers: microsoft/resnet-50
+    (rf'resnet({_NUMBERS})(d?)', _named),
+    (r'resnet(50|101|152)([cs])', _named),
+    (r'resnet(10|14|26|50)(t)', _named),
+    (r'wide_resnet(50|101)_2', lambda layers: (layers, {'narrowing': 2})),
+    (rf'(?:microsoft/)?resnet-({_NUMBERS})', _named),
   ),
-  tiny=(dict(depths=(1, 2), widths=(32, 64), stem_width=16),),
+  tiny=(
+    dict(depths=(1, 2), widths=(32, 64), stem_width=16),
+    dict(
+      **dict(depths=(1, 2), widths=(16, 32), stem_width=16),
+      **dict(block='basic', deep_stem=(8, 8), avg_down=True),
+    ),
+  ),
 )

@@ -23,6 +23,8 @@ def _one(load, save) -> Transform:
 
 same = _one(lambda x: x, lambda x: x)
 dense = _one(lambda x: x.T, lambda x: x.T)
+# A dense layer that the file may hold as a 1x1 convolution.
+pointwise = _one(lambda x: x.reshape(x.shape[:2]).T, lambda x: x.T)
 conv = _one(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
 
 vector = _one(lambda x: x[None, None], lambda x: x[0, 0])  # [D] -> [1, 1, D]

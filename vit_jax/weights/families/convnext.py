@@ -1,8 +1,9 @@
-"""ConvNeXt in the published formats."""
+"""ConvNeXt V1 and V2 in the published formats."""
 
 import functools
 
 from vit_jax.weights import configs, layers
+from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, table, with_bare
@@ -17,8 +18,9 @@ TIMM = table(
   layers.conv('stages.{s}.downsample.1', f'{_DOWN}/conv'),
   layers.conv(f'{_TIMM}.conv_dw', f'{_BLOCK}/conv_dw'),
   layers.norm(f'{_TIMM}.norm', f'{_BLOCK}/norm'),
-  layers.dense(f'{_TIMM}.mlp.fc1', f'{_BLOCK}/mlp/Dense_0'),
-  layers.dense(f'{_TIMM}.mlp.fc2', f'{_BLOCK}/mlp/Dense_1'),
+  layers.dense(f'{_TIMM}.mlp.fc1', f'{_BLOCK}/mlp/Dense_0', t.pointwise),
+  layers.norm(f'{_TIMM}.mlp.grn', f'{_BLOCK}/mlp/norm'),
+  layers.dense(f'{_TIMM}.mlp.fc2', f'{_BLOCK}/mlp/Dense_1', t.pointwise),
   Rule(f'{_TIMM}.gamma', f'{_BLOCK}/gamma'),
   layers.norm('head.norm', 'norm'),
   layers.dense('head.fc', 'head'),
@@ -35,35 +37,50 @@ HF = table(
   layers.conv(f'{_LAYER}.dwconv', f'{_BLOCK}/conv_dw'),
   layers.norm(f'{_LAYER}.layernorm', f'{_BLOCK}/norm'),
   layers.dense(f'{_LAYER}.pwconv1', f'{_BLOCK}/mlp/Dense_0'),
+  [
+    Rule(f'{_LAYER}.grn.{theirs}', f'{_BLOCK}/mlp/norm/{ours}', t.group_norm)
+    for theirs, ours in (('weight', 'scale'), ('bias', 'bias'))
+  ],
   layers.dense(f'{_LAYER}.pwconv2', f'{_BLOCK}/mlp/Dense_1'),
   Rule(f'{_LAYER}.layer_scale_parameter', f'{_BLOCK}/gamma'),
   layers.norm('convnext.layernorm', 'norm'),
   layers.dense('classifier', 'head'),
 )
+HF_V2 = tuple(
+  rule._replace(theirs=rule.theirs.replace('convnext.', 'convnextv2.', 1))
+  for rule in HF
+)
 
 
 # Arguments of timm's ConvNeXt that have one value here.
 _ONLY = dict(global_pool='avg', output_stride=32, norm_eps=1e-6, kernel_sizes=7)
-_ONLY |= dict(stem_type='patch', conv_mlp=False, conv_bias=True, use_grn=False)
+_ONLY |= dict(stem_type='patch', conv_bias=True)
 _ONLY |= dict(norm_layer='layernorm', head_norm_first=False)
 
 
 def infer(flat: dict) -> dict:
-  """Returns the fields that shapes tell: depths and widths."""
-  depths = layers.depths(flat, 'gamma')
+  """Returns the fields that arrays tell: depths, widths and whether it is V2."""
+  depths = layers.depths(flat, 'norm/scale')
   numbers = range(1, len(depths) + 1)
   return dict(
     depths=depths,
-    widths=tuple(flat[f'stage{s}_block_0/gamma'].size for s in numbers),
+    widths=tuple(flat[f'stage{s}_block_0/norm/scale'].size for s in numbers),
+    layer_scale=1e-6 if 'stage1_block_0/gamma' in flat else None,
     num_classes=columns(flat, 'head/kernel'),
   )
+
+
+def _timm_fields(args: dict, name: str) -> dict:
+  for key in ('conv_mlp', 'use_grn'):  # the shapes of arrays and their names tell
+    args.pop(key, None)
+  return configs.timm_act(args, name)
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
   args = {'depths': list(fields['depths']), 'dims': list(fields['widths'])}
   if fields['act'] != 'gelu_erf':
     args['act_layer'] = fields['act']
-  name = 'convnext_tiny'
+  name = 'convnextv2_tiny' if fields['layer_scale'] is None else 'convnext_tiny'
   return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
@@ -73,12 +90,18 @@ def _hf_config(fields, image_size, class_names) -> dict:
     'num_stages': len(fields['depths']),
     'depths': list(fields['depths']),
     'hidden_sizes': list(fields['widths']),
-    'layer_scale_init_value': 1e-6,  # with 0 it would have no gamma
     'layer_norm_eps': fields['norm_eps'],
     'drop_path_rate': fields['stochastic_depth'],
   }
-  name = 'ConvNext'
-  return configs.hf_config(name, 'convnext', args, fields, image_size, class_names)
+  name = 'ConvNextV2' if fields['layer_scale'] is None else 'ConvNext'
+  if name == 'ConvNext':
+    args['layer_scale_init_value'] = 1e-6  # with 0 it would have no gamma
+  return configs.hf_config(name, name.lower(), args, fields, image_size, class_names)
+
+
+def _hf_facts(config: dict, source: str) -> configs.Facts:
+  version = 'v2' if config.get('model_type') == 'convnextv2' else ''
+  return configs.hf(f'convnext{version}')(config, source)
 
 
 _format = functools.partial(Format, family='convnext', infer=infer)
@@ -87,14 +110,15 @@ FORMATS = (
     'timm',
     marker=r'stages\.0\.blocks\.0\.conv_dw\.weight',
     rules=TIMM,
-    facts=configs.timm(configs.timm_act, **_ONLY),
+    facts=configs.timm(_timm_fields, **_ONLY),
     config=_timm_config,
   ),
   _format(
     'hf',
-    marker=r'(convnext\.)?encoder\.stages\.0\.layers\.0\.dwconv\.weight',
-    rules=with_bare(HF, 'convnext.'),
-    facts=configs.hf('convnext'),
+    marker=r'(convnext(v2)?\.)?encoder\.stages\.0\.layers\.0\.dwconv\.weight',
+    rules=table(with_bare(HF, 'convnext.'), HF_V2),
+    facts=_hf_facts,
     config=_hf_config,
+    write_rules=lambda flat, fields: HF_V2 if fields['layer_scale'] is None else HF,
   ),
 )

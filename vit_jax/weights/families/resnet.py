@@ -1,6 +1,7 @@
 """ResNet with BatchNorm, in the formats of timm (and torchvision) and of transformers."""
 
 import functools
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -11,53 +12,107 @@ from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Table, below, table, with_bare
 
 _BLOCK, _TIMM = 'stage{s+1}_block_{i}', 'layer{s+1}.{i}'
+_PARTS = {'bottleneck': (1, 2, 3), 'basic': (1, 3)}  # numbers of convolutions, ours
 
-TIMM = table(
-  layers.conv('conv1', 'stem/conv'),
-  layers.batch_norm('bn1', 'stem/norm'),
-  [layers.conv(f'{_TIMM}.conv{k}', f'{_BLOCK}/conv{k}') for k in (1, 2, 3)],
-  [layers.batch_norm(f'{_TIMM}.bn{k}', f'{_BLOCK}/norm{k}') for k in (1, 2, 3)],
-  layers.conv(f'{_TIMM}.downsample.0', f'{_BLOCK}/conv_proj'),
-  layers.batch_norm(f'{_TIMM}.downsample.1', f'{_BLOCK}/norm_proj'),
-  layers.dense('fc', 'head'),
-)
+
+def timm(block: str, deep_stem: bool, avg_down: bool) -> Table:
+  """timm's ResNet and, with neither a deep stem nor `avg_down`, torchvision's."""
+  stem, parts = ('conv1.6' if deep_stem else 'conv1'), _PARTS[block]
+  return table(
+    layers.conv('conv1.0', 'stem/conv1'),
+    layers.batch_norm('conv1.1', 'stem/norm1'),
+    layers.conv('conv1.3', 'stem/conv2'),
+    layers.batch_norm('conv1.4', 'stem/norm2'),
+    layers.conv(stem, 'stem/conv'),
+    layers.batch_norm('bn1', 'stem/norm'),
+    [
+      (
+        layers.conv(f'{_TIMM}.conv{k + 1}', f'{_BLOCK}/conv{part}'),
+        layers.batch_norm(f'{_TIMM}.bn{k + 1}', f'{_BLOCK}/norm{part}'),
+      )
+      for k, part in enumerate(parts)
+    ],
+    layers.conv(f'{_TIMM}.downsample.{int(avg_down)}', f'{_BLOCK}/conv_proj'),
+    layers.batch_norm(f'{_TIMM}.downsample.{1 + avg_down}', f'{_BLOCK}/norm_proj'),
+    layers.dense('fc', 'head'),
+  )
+
+
+TIMM = timm('bottleneck', deep_stem=False, avg_down=False)
+
+
+def _timm_rules(arrays, facts) -> Table:
+  """Returns the table of a file, by its arrays."""
+  has = lambda regex: any(re.fullmatch(regex, name) for name in arrays)
+  block = 'bottleneck' if has(r'layer1\.0\.conv3\.weight') else 'basic'
+  return timm(block, has(r'conv1\.0\.weight'), has(_AVERAGES))
+
+
+# Behind an average, which has no parameters, the convolution is the second layer.
+_AVERAGES = r'layer\d+\.0\.downsample\.2\.weight'
+
+
+def _timm_written(flat, fields) -> Table:
+  return timm(fields['block'], fields['deep_stem'] is not None, fields['avg_down'])
 
 
 _STEM, _LAYER = 'embedder.embedder', 'encoder.stages.{s}.layers.{i}'
-_PARTS = *((f'layer.{k}', k + 1) for k in range(3)), ('shortcut', '_proj')
-# transformers' bare model, which is also the backbone of its DETR, and the classifier.
-HF_BARE = table(
-  layers.conv(f'{_STEM}.convolution', 'stem/conv'),
-  layers.batch_norm(f'{_STEM}.normalization', 'stem/norm'),
-  [layers.conv(f'{_LAYER}.{x}.convolution', f'{_BLOCK}/conv{k}') for x, k in _PARTS],
-  [
-    layers.batch_norm(f'{_LAYER}.{x}.normalization', f'{_BLOCK}/norm{k}')
-    for x, k in _PARTS
-  ],
-)
-HF = table(below(HF_BARE, 'resnet.'), layers.dense('classifier.1', 'head'))
+
+
+def hf_bare(block: str) -> Table:
+  """transformers' bare model, which is also the backbone of its DETR."""
+  parts = [(f'layer.{k}', part) for k, part in enumerate(_PARTS[block])]
+  parts.append(('shortcut', '_proj'))
+  return table(
+    layers.conv(f'{_STEM}.convolution', 'stem/conv'),
+    layers.batch_norm(f'{_STEM}.normalization', 'stem/norm'),
+    [layers.conv(f'{_LAYER}.{x}.convolution', f'{_BLOCK}/conv{k}') for x, k in parts],
+    [
+      layers.batch_norm(f'{_LAYER}.{x}.normalization', f'{_BLOCK}/norm{k}')
+      for x, k in parts
+    ],
+  )
+
+
+HF_BARE = hf_bare('bottleneck')
+
+
+def _hf(block: str) -> Table:
+  return table(below(hf_bare(block), 'resnet.'), layers.dense('classifier.1', 'head'))
+
+
+def _hf_rules(arrays, facts) -> Table:
+  block = 'bottleneck' if any('.layer.2.' in name for name in arrays) else 'basic'
+  configs.require(facts.fields, {'block': block}, 'layer_type')
+  return with_bare(_hf(block), 'resnet.')
 
 
 def infer(flat: dict) -> dict:
   """Returns the model's fields that its parameters determine; no array shows dilation."""
   depths = layers.depths(flat, 'conv3/kernel')
   numbers = range(1, len(depths) + 1)
+  widths = tuple(flat[f'stage{s}_block_0/conv3/kernel'].shape[3] for s in numbers)
+  bottleneck = 'stage1_block_0/conv2/kernel' in flat
+  narrow = columns(flat, 'stage1_block_0/conv1/kernel')
+  deep = [columns(flat, f'stem/conv{k}/kernel') for k in (1, 2)]
   return dict(
     depths=depths,
-    widths=tuple(flat[f'stage{s}_block_0/conv3/kernel'].shape[3] for s in numbers),
+    widths=widths,
+    block='bottleneck' if bottleneck else 'basic',
+    narrowing=widths[0] // narrow if bottleneck else 4,
     stem_width=flat['stem/conv/kernel'].shape[3],
+    deep_stem=tuple(deep) if all(deep) else None,
     output_stride=max(32, 2 << len(numbers)),
     num_classes=columns(flat, 'head/kernel'),
   )
 
 
-def _counts(rules: Table) -> Callable[[dict], dict]:
+def _counts(rules: Callable[[dict, dict], Table]) -> Callable[[dict, dict], dict]:
   """Returns the writer of PyTorch's counts of batches, which stand beside statistics."""
 
   def buffers(flat, fields):
-    names = rename.to_theirs(
-      {n: x for n, x in flat.items() if n.endswith('/mean')}, rules
-    )
+    means = {n: x for n, x in flat.items() if n.endswith('/mean')}
+    names = rename.to_theirs(means, rules(flat, fields))
     zero = np.zeros((), np.int64)
     return {n.replace('running_mean', 'num_batches_tracked'): zero for n in names}
 
@@ -65,23 +120,37 @@ def _counts(rules: Table) -> Callable[[dict], dict]:
 
 
 def _timm_fields(args: dict, name: str) -> dict:
+  for key in ('stem_type', 'avg_down', 'base_width'):  # names and shapes of arrays tell
+    args.pop(key, None)
   return {k: args.pop(k) for k in ('output_stride',) if k in args}
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  configs.need(fields, 'timm', stem_width=(64,))
   if len(fields['depths']) != 4:
     raise ValueError(f'a ResNet of timm has 4 stages, not depths={fields["depths"]}')
-  widths = [width // 4 for width in fields['widths']]
-  args = {'layers': list(fields['depths']), 'channels': widths}
+  basic, args = fields['block'] == 'basic', {'layers': list(fields['depths'])}
+  args['channels'] = [width // (1 if basic else 4) for width in fields['widths']]
+  if not basic and fields['narrowing'] != 4:
+    configs.need(fields, 'timm', narrowing=(1, 2, 4, 8))
+    args['base_width'] = 256 // fields['narrowing']
+  if fields['deep_stem']:
+    half = fields['stem_width'] // 2
+    stems = {(half, half): 'deep', (3 * (half // 4), half): 'deep_tiered'}
+    configs.need(fields, 'timm', stem_width=(2 * half,), deep_stem=tuple(stems))
+    args |= {'stem_width': half, 'stem_type': stems[tuple(fields['deep_stem'])]}
+  else:
+    configs.need(fields, 'timm', stem_width=(64,))
+  if fields['avg_down']:
+    args['avg_down'] = True
   if fields['output_stride'] < 32:
     args['output_stride'] = fields['output_stride']
-  return configs.timm_config('resnet50', 'avg', args, fields, image_size, class_names)
+  name = 'resnet18' if basic else 'resnet50'
+  return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
 # The values that keys of transformers' config must have.
 _HF = {
-  **{'layer_type': 'bottleneck', 'hidden_act': 'relu'},
+  **{'hidden_act': 'relu'},
   **{'downsample_in_first_stage': False, 'downsample_in_bottleneck': False},
 }
 
@@ -89,16 +158,21 @@ _HF = {
 def _hf_facts(config: dict, source: str) -> configs.Facts:
   configs.require(config, _HF, 'a ResNet')
   other = {key: value for key, value in config.items() if key not in _HF}
-  return configs.hf('resnet')(other, source)._replace(fields={})
+  fields = {'block': other.pop('layer_type')} if 'layer_type' in config else {}
+  return configs.hf('resnet')(other, source)._replace(fields=fields)
 
 
 def _hf_config(fields, image_size, class_names) -> dict:
   strides = tuple(4 << s for s in range(len(fields['depths']) - 1, 6))
-  configs.need(fields, 'transformers', output_stride=strides)
+  plain = dict(deep_stem=(None,), avg_down=(False,))
+  if fields['block'] == 'bottleneck':
+    plain['narrowing'] = (4,)
+  configs.need(fields, 'transformers', output_stride=strides, **plain)
   args = {
     'embedding_size': fields['stem_width'],
     'hidden_sizes': list(fields['widths']),
     'depths': list(fields['depths']),
+    'layer_type': fields['block'],
     **_HF,
     'image_size': list(image_size),
   }
@@ -111,20 +185,21 @@ _format = functools.partial(
 FORMATS = (
   _format(
     'timm',
-    marker=r'layer1\.0\.conv3\.weight',
-    rules=TIMM,
-    facts=configs.timm(
-      _timm_fields, global_pool='avg', act_layer='relu', stem_type='', avg_down=False
-    ),
+    marker=r'layer1\.0\.conv2\.weight',
+    rules=_timm_rules,
+    facts=configs.timm(_timm_fields, global_pool='avg', act_layer='relu'),
+    tells=lambda arrays: {'avg_down': any(re.fullmatch(_AVERAGES, n) for n in arrays)},
     config=_timm_config,
-    buffers=_counts(TIMM),
+    write_rules=_timm_written,
+    buffers=_counts(_timm_written),
   ),
   _format(
     'hf',
-    marker=r'(resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.2\.convolution\.weight',
-    rules=with_bare(HF, 'resnet.'),
+    marker=r'(resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.1\.convolution\.weight',
+    rules=_hf_rules,
     facts=_hf_facts,
     config=_hf_config,
-    buffers=_counts(HF),
+    write_rules=lambda flat, fields: _hf(fields['block']),
+    buffers=_counts(lambda flat, fields: _hf(fields['block'])),
   ),
 )
