@@ -142,7 +142,7 @@ class ResNet(Classifier):
   # Channels of 3x3 convolutions before that of the stem, in place of 7x7 (arXiv 1812.01187).
   deep_stem: tuple[int, int] | None = None
   block: Literal['bottleneck', 'basic'] = 'bottleneck'
-  narrowing: int = 4  # of bottlenecks; 2 in wide ResNets (arXiv 1605.07146)
+  narrowing: int = 4  # factor of bottlenecks; 2 in wide ResNets (arXiv 1605.07146)
   avg_down: bool = False  # shortcuts average 2x2 pixels (ResNet-D, arXiv 1812.01187)
   # Pixels per position of the last features; stages that would exceed it are dilated
   # instead, as torchvision's and timm's: 16 is the DC5 of detectors.
