@@ -66,6 +66,24 @@ def agree(loaded, file) -> None:
     )
 
 
+@pytest.mark.parametrize(
+  ('name', 'size'),
+  [
+    ('dinov2_hf', (56, 24)),
+    ('dinov2_hf', (40, 48)),
+    ('dinov2_reg4_swiglu_hf', (48, 24)),
+    ('dinov3_hf', (48, 24)),
+    ('clip_vision_hf', (48, 24)),
+    ('siglip_classifier_hf', (48, 24)),
+    ('deit_distilled_hf', (48, 24)),
+    ('ijepa_hf', (48, 24)),
+  ],
+)
+def test_other_sizes_agree(name, size):
+  loaded = vit_jax.load(GOLDEN / name, image_size=size)
+  agree(loaded, GOLDEN / f'{name}.{size[0]}x{size[1]}.expected.npz')
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_golden_agrees_and_comes_back(tmp_path, name):
   loaded = vit_jax.load(GOLDEN / name)

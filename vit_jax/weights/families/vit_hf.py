@@ -625,6 +625,8 @@ _FORMAT = Format(
   facts=facts,
   grid=grid,
   positions=_head,
+  # Only DINOv2 with registers antialiases.
+  resize=lambda f: 'bicubic' if f.get('posemb_tokens') == 'cls' else 'bicubic_plain',
   flat_heads=True,
 )
 # Classifiers of a mean of tokens do not read all of their tower.
