@@ -1,11 +1,16 @@
 """Files of the authors of ViTs: each computes what the authors' code does."""
 
+import argparse
 import contextlib
+import json
+import re
+import shutil
 import sys
 import types
 import zipfile
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -151,6 +156,17 @@ class Tensor:
     return self.array
 
 
+@pytest.fixture
+def torch(monkeypatch):
+  """A module that loads the content that a test puts into `saved`, by file name."""
+  fake = types.ModuleType('torch')
+  fake.Tensor, fake.bfloat16, fake.saved = Tensor, object(), {}
+  fake.serialization = types.SimpleNamespace(safe_globals=contextlib.nullcontext)
+  fake.load = lambda path, **options: fake.saved[path.name]
+  monkeypatch.setitem(sys.modules, 'torch', fake)
+  return fake
+
+
 @pytest.mark.parametrize(
   'wrap',
   [
@@ -158,19 +174,30 @@ class Tensor:
     lambda arrays: {'model': arrays, 'epoch': 3},
     lambda arrays: {'teacher': {f'backbone.{n}': x for n, x in arrays.items()}},
     lambda arrays: {'state_dict': {f'module.{n}': x for n, x in arrays.items()}},
+    lambda arrays: {re.sub('^blocks', 'blocks.0', n): x for n, x in arrays.items()},
   ],
 )
-def test_files_of_pytorch_are_unwrapped(wrap, tmp_path, monkeypatch):
+def test_files_of_pytorch_are_unwrapped(wrap, tmp_path, torch):
   tensors = {name: Tensor(x) for name, x in arrays_of('dinov2_original').items()}
-  fake = types.ModuleType('torch')
-  fake.Tensor, fake.bfloat16 = Tensor, object()
-  fake.serialization = types.SimpleNamespace(safe_globals=contextlib.nullcontext)
-  fake.load = lambda path, **options: wrap(tensors)
-  monkeypatch.setitem(sys.modules, 'torch', fake)
+  torch.saved['teacher_checkpoint.pth'] = wrap(tensors)
   path = tmp_path / 'teacher_checkpoint.pth'
   path.touch()
   source = weights.read(str(path), num_heads=2)
   expected = weights.read(path_of('dinov2_original'), num_heads=2)
+  assert source.fields == expected.fields
+  assert all(np.array_equal(x, expected.flat[n]) for n, x in source.flat.items())
+
+
+def test_a_folder_with_parts_by_pytorch(tmp_path, torch):
+  shutil.copy(GOLDEN / 'vit_hf' / 'config.json', tmp_path)
+  where = {}
+  for k, (name, x) in enumerate(arrays_of('vit_hf').items()):
+    where[name] = part = f'pytorch_model-{k % 2}.bin'
+    torch.saved.setdefault(part, {})[name] = Tensor(x)
+    (tmp_path / part).touch()
+  index = tmp_path / 'pytorch_model.bin.index.json'
+  index.write_text(json.dumps({'weight_map': where}))
+  source, expected = weights.read(str(tmp_path)), weights.read(path_of('vit_hf'))
   assert source.fields == expected.fields
   assert all(np.array_equal(x, expected.flat[n]) for n, x in source.flat.items())
 
@@ -188,3 +215,26 @@ def test_a_torchscript_archive_says_how_to_save_its_arrays(tmp_path, monkeypatch
     archive.writestr('ViT-B-32/constants.pkl', b'')
   with pytest.raises(UserError, match=naming('torch.jit.load', 'state_dict')):
     weights.read(str(tmp_path / 'ViT-B-32.pt'))
+
+
+@pytest.mark.peer
+@pytest.mark.filterwarnings('default')  # PyTorch's
+@pytest.mark.parametrize('zipped', [True, False])
+def test_pytorch_itself(zipped, tmp_path):
+  torch = pytest.importorskip('torch', reason='torch is not installed')
+  arrays = arrays_of('dinov2_original')
+  tensors = {n: torch.from_numpy(x).to(torch.bfloat16) for n, x in arrays.items()}
+  saved = {'model': tensors, 'args': argparse.Namespace(lr=1e-3), 'epoch': 3}
+  path = tmp_path / 'dinov2.pth'
+  torch.save(saved, path, _use_new_zipfile_serialization=zipped)
+  loaded = readers.read(path).arrays
+  assert loaded.keys() == arrays.keys()
+  for name, x in arrays.items():
+    assert loaded[name].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(loaded[name], x.astype(jnp.bfloat16))
+  torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / 'ViT-B-32.pt')
+  with pytest.raises(UserError, match=naming('torch.jit.load', 'state_dict')):
+    readers.read(tmp_path / 'ViT-B-32.pt')
+  torch.save({'model': pytest.approx(3)}, path)
+  with pytest.raises(UserError, match=naming('dinov2.pth', 'safetensors')):
+    readers.read(path)

@@ -170,9 +170,15 @@ def _hub(source: str, before: str = '') -> Path:
     from huggingface_hub import snapshot_download
   except ImportError:
     raise UserError(f"{before}{source} needs pip install 'vit_jax[hub]'.") from None
-  patterns = [*_HUB_FILES, '*.npz']
+  fetch = lambda *patterns: Path(
+    snapshot_download(match[1], revision=match[2], allow_patterns=[*patterns])
+  )
   try:
-    return Path(snapshot_download(match[1], revision=match[2], allow_patterns=patterns))
+    folder = fetch(*_HUB_FILES, '*.npz')
+    if not any(f.suffix in ('.safetensors', '.npz') for f in folder.iterdir()):
+      name = match[1].partition('/')[2]
+      folder = fetch(*_HUB_FILES, 'pytorch_model*.bin', f'{name}.pt')  # PyTorch's alone
+    return folder
   except Exception as error:  # the hub's own errors, and those of its HTTP library
     why = one_line((str(error).splitlines() or [''])[0])
     raise UserError(

@@ -163,7 +163,9 @@ def _torch(path: Path) -> dict[str, np.ndarray]:
       saved = torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
   except Exception as error:  # whatever the pickle asks for
     why = one_line(str(error).partition('\n')[0])
-    raise UserError(f'{path} is no file of arrays by torch.save: {why}.') from None
+    raise UserError(
+      f'{path}: torch.load refuses this pickle ({why}): use safetensors.'
+    ) from None
   while key := next((k for k in _WRAPPERS if _is_mapping(saved, k)), None):
     saved = saved[key]
   if not isinstance(saved, Mapping):

@@ -51,9 +51,6 @@ PUBLISHED: dict[str, Callable[[str], Fields]] = {
   r'deit_3_(small|medium|base|large|huge)_.*': lambda size: (
     _heads(size) | {'posemb_tokens': 'patches'}
   ),
-  r'dino_deit(small)\d+_pretrain.*|dino_vitbase\d+_pretrain.*': lambda size: _heads(
-    size or 'base'
-  ),
   r'IN(?:1|22)K-vit\.([hg])\.\d+.*': lambda size: {'num_heads': 16},  # I-JEPA
   # OpenAI's. With 64 channels a head, as all of its models.
   r'ViT-([BL])-\d+(?:-336px)?\.pt': lambda size: _heads(size) | {'act': 'quick_gelu'},
