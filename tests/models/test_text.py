@@ -1,12 +1,11 @@
-"""The masks and poolings of text towers, and pairs of towers."""
+"""The masks and poolings of text towers; whole models: tests/weights/test_text.py."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import models
-from vit_jax.models.text import TextTransformer, TwoTowers
+from vit_jax.models.text import TextTransformer
 
 SMALL = dict(vocab=20, length=6, width=16, depth=2, mlp_dim=24, num_heads=2, outputs=5)
 IDS = jnp.array([[18, 3, 4, 19, 0, 0], [18, 7, 19, 2, 19, 1]])
@@ -39,19 +38,3 @@ def test_pooling_takes_one_token(fields, places):
   z, out = run(IDS, outputs=None, **fields)
   np.testing.assert_array_equal(z, out['encoded'][np.arange(2), np.array(places)])
   np.testing.assert_array_equal(z, out['pre_logits'])
-
-
-def test_towers_are_compared_by_their_angle():
-  image = models.build('vit', 'mu/8', depth=1, num_classes=5, dtype=jnp.float32)
-  for bias in (False, True):
-    towers = TwoTowers(image, TextTransformer(**SMALL), bias)
-    images = jax.random.uniform(jax.random.key(1), (3, 16, 16, 3))
-    variables = towers.init(jax.random.key(0), images, IDS)
-    params = variables['params'] | {'logit_scale': jnp.log(3.0)}
-    params['image']['head']['kernel'] = jax.random.normal(jax.random.key(2), (32, 5))
-    logits, out = towers.apply({'params': params}, images, IDS)
-    x, y = image.apply({'params': params['image']}, images)[0], out['text']
-    cosines = x @ y.T / np.linalg.norm(x, axis=1)[:, None]  # y has unit length
-    np.testing.assert_allclose(np.linalg.norm(y, axis=1), 1, rtol=1e-6)
-    np.testing.assert_allclose(logits, 3 * cosines - 10 * bias, rtol=1e-5, atol=1e-5)
-    assert set(params) == {'image', 'text', 'logit_scale', *['logit_bias'] * bias}

@@ -68,7 +68,7 @@ def read(beside: Beside, image: dict[str, Any]) -> Text:
   """Returns a text tower; ValueError for one that is not read.
 
   Args:
-    image: fields of the image tower, whose activation OpenAI's text towers share.
+    image: fields of the image tower, whose quick GELU OpenAI's text towers share.
   """
   cut = lambda name: re.sub(r'^(params/)?(txt/|text\.)?', '', name)
   arrays = {cut(name): x for name, x in beside.arrays.items()}
@@ -166,11 +166,9 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   pool = own.get('pool_type', 'argmax')
   if pool not in ('argmax', 'eos', 'last'):
     raise ValueError(f'pool_type {pool!r} is not read')
-  act = image['act']
-  if model:
-    tanh = section(own, 'act_kwargs').get('approximate') == 'tanh'
-    act = 'gelu_tanh' if tanh else 'gelu_erf'
-    act = 'quick_gelu' if model.get('quick_gelu') else act
+  tanh = section(own, 'act_kwargs').get('approximate') == 'tanh'
+  quick = model.get('quick_gelu') if model else image['act'] == 'quick_gelu'
+  act = 'quick_gelu' if quick else 'gelu_tanh' if tanh else 'gelu_erf'
   heads = own.get('heads', arrays['positional_embedding'].shape[1] // 64)
   fields = {
     'mask': 'none' if own.get('no_causal_mask') else 'causal',
@@ -219,10 +217,9 @@ def _big_vision(arrays: Arrays, config: dict, image: dict) -> Text:
 def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
   scalars = ('logit_scale', 'logit_bias')
   numbers = {n: np.float32(arrays[n].reshape(())) for n in scalars if n in arrays}
-  flat, unknown = rename.to_ours(
-    {n: x for n, x in arrays.items() if n not in numbers and 'position_ids' not in n},
-    rules,
-  )
+  buffers = ('position_ids', 'attn_mask')
+  arrays = {n: x for n, x in arrays.items() if not n.endswith((*scalars, *buffers))}
+  flat, unknown = rename.to_ours(arrays, rules)
   if unknown:
     raise ValueError(f'arrays of the text tower are not read: {unknown[:4]}')
   flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
