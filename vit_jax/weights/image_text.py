@@ -25,7 +25,8 @@ class ImageText(Loaded):
   """An image tower, with the text tower that it was trained with.
 
   `model` and `variables` are those of the image tower, whose outputs are vectors for
-  comparison with texts: use it as the model of any other weights.
+  comparison with texts: use it as the model of any other weights. `image` and `text` give
+  vectors, `logits` compares them, `classifier` makes a head of texts.
   """
 
   towers: TwoTowers
