@@ -170,6 +170,11 @@ def test_another_recipe_or_process_is_refused(
   ):
     commands.assert_refused(embed.main, capfd, [*argv, *more], (out, *facts))
   assert out.read_bytes() == before
+  damaged = bytearray(before)
+  damaged[before.index(array(out, 'pre_logits', -1)[:4].tobytes())] ^= 1
+  (tmp_path / 'g.parquet').write_bytes(damaged)
+  near = [tmp_path / 'g.parquet', '--near_duplicates', 0.9]
+  commands.assert_refused(search.main, capfd, near, ('g.parquet', 'damaged'))
   record = json.loads(pq.read_schema(out).metadata[b'vit_jax'])
   with features.writing(out, record):
     commands.assert_refused(embed.main, capfd, argv, (out, 'process'))

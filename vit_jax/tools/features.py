@@ -23,9 +23,10 @@ from vit_jax.tools import out_folder
 SUFFIX = '.parquet'
 _KEY = b'vit_jax'
 # A part is written after so many seconds, which a kill may lose, or bytes.
-_SECONDS, _BYTES = 60, 64 << 20
+_SECONDS, _BYTES = 60, 32 << 20
 # Numbers hardly compress; paths and places repeat.
 _FORMAT = {'compression': 'none', 'use_dictionary': ['path', 'y', 'x']}
+_FORMAT |= {'write_page_checksum': True}
 
 
 def arrow() -> tuple:
@@ -38,32 +39,41 @@ def arrow() -> tuple:
   return pyarrow, pyarrow.parquet
 
 
-@contextlib.contextmanager
-def opened(path) -> Iterator[tuple]:
-  """Opens a file of features; gives (pyarrow's `ParquetFile`, its record).
+class File(contextlib.ExitStack):
+  """A file of features, open for reading as a context.
 
-  Raises:
-    UserError: for a file that is missing, damaged, or not by `vit_jax embed`.
+  Attributes:
+    record: how it was computed, see `embed`.
   """
-  pa, pq = arrow()
-  if not Path(path).is_file():
-    raise UserError(f'No such file: {path}.')
-  with files.reading(path, pa.ArrowException):
-    file = pq.ParquetFile(path)
-  with file:
-    text = (file.schema_arrow.metadata or {}).get(_KEY)
-    if text is None:
-      raise UserError(f'{path} was not written by vit_jax embed.')
-    with files.reading(path):
-      record = json.loads(text)
-    yield file, record
 
+  def __init__(self, path):
+    """Opens the file; UserError if it is missing, damaged or not by `vit_jax embed`."""
+    super().__init__()
+    pa, pq = arrow()
+    if not Path(path).is_file():
+      raise UserError(f'No such file: {path}.')
+    self._reading = lambda: files.reading(path, pa.ArrowException)
+    with self._reading():
+      file = pq.ParquetFile(path, page_checksum_verification=True)
+      self._file = self.enter_context(file)
+      text = (file.schema_arrow.metadata or {}).get(_KEY)
+      if text is None:
+        self.close()
+        raise UserError(f'{path} was not written by vit_jax embed.')
+      self.record = json.loads(text)
 
-def chunks(file, layer: str, rows: int) -> Iterator[np.ndarray]:
-  """Yields the features of a layer, float32 [rows, D]; the last chunk may be shorter."""
-  for batch in file.iter_batches(rows, columns=[layer]):
-    x = batch.column(0)
-    yield x.flatten().to_numpy().reshape(len(x), -1).astype(np.float32)
+  def tables(self, columns: list[str] | None = None) -> Iterator:
+    """Yields all rows as tables of pyarrow, a row group each."""
+    with self._reading():
+      for i in range(self._file.num_row_groups):
+        yield self._file.read_row_group(i, columns)
+
+  def chunks(self, layer: str, rows: int) -> Iterator[np.ndarray]:
+    """Yields the features of a layer, float32 [rows, D]; the last chunk may be shorter."""
+    with self._reading():
+      for batch in self._file.iter_batches(rows, columns=[layer]):
+        x = batch.column(0)
+        yield x.flatten().to_numpy().reshape(len(x), -1).astype(np.float32)
 
 
 @contextlib.contextmanager
@@ -107,19 +117,17 @@ class Parts:
 
   def _take(self, path: Path) -> bool:
     """Adds the images of a part; False if the file has them already."""
-    pa, _ = arrow()
     names: set[str] = set()
-    with opened(path) as (file, record), files.reading(path, pa.ArrowException):
-      old, new = record['recipe'], self._record['recipe']
+    with File(path) as file:
+      old, new = file.record['recipe'], self._record['recipe']
       for key in new:
         if old.get(key) != new[key]:
           raise UserError(
             f'{path} was written with {key} {old.get(key)}, which is {new[key]} now: '
             'delete it, or name another file by --out.'
           )
-      for i in range(file.num_row_groups):
-        column = file.read_row_group(i, ['path']).column('path')
-        names.update(column.unique().to_pylist())
+      for table in file.tables(['path']):
+        names.update(table['path'].unique().to_pylist())
     if names <= self.done:  # a kill came between joining and deleting
       return False
     self.done |= names
@@ -142,9 +150,9 @@ class Parts:
     def write(target):
       with pq.ParquetWriter(target, self._schema(**more), **_FORMAT) as writer:
         for path in self._pieces:
-          with opened(path) as (file, _):
-            for i in range(file.num_row_groups):
-              writer.write_table(file.read_row_group(i))
+          with File(path) as file:
+            for table in file.tables():
+              writer.write_table(table)
 
     if self._pieces != [self._out]:
       files.replace(self._out, write)

@@ -36,25 +36,25 @@ def main(argv: list[str]) -> int:
   page = args.page and files.on_disk(args.page, '--page')
   if page:
     out_folder.check(str(page.parent), '--page')
-  with features.opened(args.features) as (file, record):
-    layers = record['recipe']['layers']
+  with features.File(args.features) as file:
+    layers = file.record['recipe']['layers']
     layer = args.layer or next(iter(layers))
     if len(choose('layer', layer, layers)) > 1:
       raise UserError(
         f'{args.features} has a row per patch; search compares images: embed pre_logits.'
       )
-    chunks = features.chunks(file, layer, _ROWS)
-    groups = (
-      _queries(args, chunks, layer, record)
-      if args.queries
-      else _duplicates(chunks, threshold)
-    )
-    names, folder = file.read(['path'])['path'], Path(args.folder or record['folder'])
+    if args.queries:
+      groups = _queries(args, file, layer)
+    else:
+      groups = _duplicates(file.chunks(layer, _ROWS), threshold)
+    names = [
+      name for part in file.tables(['path']) for name in part['path'].to_pylist()
+    ]
+  folder = Path(args.folder or file.record['folder'])
   for group in groups:
     rows = zip(group.pop('rows', ()), group.pop('similarities', ()), strict=True)
     group['images'] = [
-      {'path': str(folder / names[int(i)].as_py()), 'similarity': float(s)}
-      for i, s in rows
+      {'path': str(folder / names[i]), 'similarity': float(s)} for i, s in rows
     ]
   if page:
     out_folder.make(page.parent, '--page')
@@ -71,18 +71,16 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def _queries(args, chunks, layer: str, record: dict) -> list[dict]:
+def _queries(args, file, layer: str) -> list[dict]:
   """Returns {query, rows and similarities of the nearest, or error} for every query."""
   paths = predict.find(args.queries)
   from vit_jax import inference, sharding, weights
   from vit_jax.data.single_image import SingleImage
 
-  recipe = record['recipe']
-  options = record['options'] | {'dtype': recipe['dtype']}
+  recipe, name = file.record['recipe'], args.source or file.record['source']
+  options = file.record['options'] | {'dtype': recipe['dtype']}
   try:
-    loaded = weights.load(
-      args.source or record['source'], image_size=tuple(recipe['image_size']), **options
-    )
+    loaded = weights.load(name, image_size=tuple(recipe['image_size']), **options)
   except UserError as error:
     raise UserError(f'{error} --source names the weights of {args.features}.') from None
   if embed.fingerprint(loaded) != recipe['fingerprint']:
@@ -90,17 +88,15 @@ def _queries(args, chunks, layer: str, record: dict) -> list[dict]:
   function, _ = embed.extractor(loaded, [layer])
   preprocess = SingleImage(recipe['pp'])
   rows, errors = inference.run(loaded, paths, preprocess, _BATCH, function)
-  good = [i for i, error in enumerate(errors) if not error]
-  mesh = sharding.make_mesh()
-  found = iter(zip(*nearest(chunks, rows[layer][good], args.top, mesh), strict=True))
+  chunks, mesh = file.chunks(layer, _ROWS), sharding.make_mesh()
+  similarities, numbers = nearest(chunks, rows[layer], args.top, mesh)
   return [
     {'query': path, 'error': error}
     if error
-    else {
-      'query': path,
-      **dict(zip(('similarities', 'rows'), next(found), strict=True)),
-    }
-    for path, error in zip(paths, errors, strict=True)
+    else {'query': path, 'rows': row, 'similarities': similar}
+    for path, error, row, similar in zip(
+      paths, errors, numbers, similarities, strict=True
+    )
   ]
 
 
@@ -115,7 +111,7 @@ def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.n
 
   best = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), int)
   first = 0
-  for keys in chunks if len(queries) else ():
+  for keys in chunks:
     values, rows = knn.nearest(keys, queries, min(k, len(keys)), mesh)
     values, rows = (
       np.hstack(x) for x in zip(best, (values, rows + first), strict=True)
@@ -167,18 +163,20 @@ def linked(x: np.ndarray, threshold: float) -> np.ndarray:
     for j in range(i, len(x), size):
       some, pairs = similar(a, tile(j), j - i)
       if some:
-        rows, columns = np.nonzero(pairs)
+        rows, columns = np.nonzero(np.asarray(pairs))  # JAX's would compile
         _link(labels, rows + i, columns + j)
   return labels
 
 
 def _link(labels: np.ndarray, rows, columns) -> None:
   """Joins the groups of pairs of rows; each label is the first row of a group."""
-  while (labels[rows] != labels[columns]).any():
+  while len(rows):
     a, b = labels[rows], labels[columns]
     np.minimum.at(labels, np.maximum(a, b), np.minimum(a, b))
-    while (labels[labels] != labels).any():
-      labels[:] = labels[labels]
+    while ((firsts := labels[labels]) != labels).any():
+      labels[:] = firsts
+    apart = labels[rows] != labels[columns]
+    rows, columns = rows[apart], columns[apart]
 
 
 def _render(group: dict) -> str:
