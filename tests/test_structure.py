@@ -39,7 +39,7 @@ BUDGET = {
   'checkpoint': (800, 800),
   'train': (2_700, 2_000),
   'explain': (980, 900),
-  'tools': (5_040, 3_800),
+  'tools': (5_020, 3_800),
   'detection': (4_160, 3_300),
   'lab': (2_920, 2_900),
   'modules': (2_460, 1_400),  # the modules at the top of vit_jax/, and imagenet/

@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.support import GOLDEN, commands, runs
+from tests.support import GOLDEN, commands, pairs, runs
 from vit_jax import sharding, weights
 from vit_jax.tools import embed, features, search
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 NAMES = [
-  *(f'{i}.png' for i in range(6)),
+  *map('{}.png'.format, range(6)),
   '<b>.png',
-  *(f'sub/{i}.jpg' for i in range(5)),
+  *map('sub/{}.jpg'.format, range(5)),
 ]
 
 
@@ -33,9 +33,8 @@ def folder(tmp_path):
   for name in NAMES:
     path = tmp_path / 'images' / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).resize((60, 50)).save(
-      path
-    )
+    pixels = rng.integers(0, 256, (5, 6, 3), np.uint8)
+    Image.fromarray(pixels).resize((60, 50)).save(path)
   (tmp_path / 'images' / 'bad.png').write_text('no image')
   return tmp_path / 'images'
 
@@ -65,10 +64,12 @@ def outputs(folder, names):
 
 def test_a_row_per_image_and_how_it_was_computed(folder, tmp_path, call):
   out = tmp_path / 'new' / 'f.parquet'
+  shutil.copy(folder / '0.png', os.fsencode(folder) + b'/\xff.png')
   printed = call(embed, SOURCE, folder, '--out', out, '--batch', 5)
-  (bad,) = printed['bad_images']
-  assert bad['path'] == 'bad.png'
-  assert 'not an image' in bad['reason']
+  bad = printed['bad_images']
+  assert [x['path'] for x in bad] == ['bad.png', '\udcff.png']
+  assert 'not an image' in bad[0]['reason']
+  assert 'UTF-8' in bad[1]['reason']
   assert printed['images'] == printed['new'] == 12
   table = pq.read_table(out)
   assert table['path'].to_pylist() == NAMES
@@ -76,7 +77,7 @@ def test_a_row_per_image_and_how_it_was_computed(folder, tmp_path, call):
   expected = outputs(folder, NAMES)['pre_logits']
   np.testing.assert_allclose(array(out, 'pre_logits', (12, 48)), expected, atol=1e-5)
   record = json.loads(table.schema.metadata[b'vit_jax'])
-  assert record['bad_images'] == [bad]
+  assert record['bad_images'] == bad
   assert record['recipe']['pp'] == weights.load(SOURCE).pp
   assert record['recipe']['image_size'] == [32, 32]
   assert record['recipe']['layers'] == {'pre_logits': [48]}
@@ -84,7 +85,7 @@ def test_a_row_per_image_and_how_it_was_computed(folder, tmp_path, call):
   assert not (tmp_path / 'new' / 'f.parquet.parts').exists()
 
 
-def test_a_row_per_patch(folder, tmp_path, call, one_device):
+def test_a_row_per_patch(folder, tmp_path, call, capfd, one_device):
   out = tmp_path / 'f.parquet'
   call(embed, SOURCE, folder, '--out', out, '--layer', 'block00,encoded,stem')
   table, expected = pq.read_table(out), outputs(folder, NAMES)
@@ -92,17 +93,28 @@ def test_a_row_per_patch(folder, tmp_path, call, one_device):
   assert table['path'].to_pylist() == [name for name in NAMES for _ in range(16)]
   assert table['y'].to_pylist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3] * 12
   assert table['x'].to_pylist() == [0, 1, 2, 3] * 48
-  for layer in ('block00', 'encoded'):  # without the class token, the first
-    patches = np.reshape(expected[layer][:, 1:], (12, 4, 4, 48))
-    np.testing.assert_allclose(array(out, layer, (12, 4, 4, 48)), patches, atol=1e-5)
-  np.testing.assert_allclose(
-    array(out, 'stem', (12, 4, 4, 48)), expected['stem'], atol=1e-5
+  for layer in ('block00', 'stem'):  # The class token is the first of its layer
+    patches = np.reshape(expected[layer], (12, -1, 48))[:, -16:]
+    np.testing.assert_allclose(array(out, layer, (12, 16, 48)), patches, atol=1e-5)
+  commands.assert_refused(
+    search.main, capfd, [out, folder], (out, 'patch', 'pre_logits')
   )
   half = tmp_path / 'half.parquet'
   call(embed, SOURCE, folder, '--out', half, '--layer', 'stem', '--half')
   np.testing.assert_array_equal(
     array(half, 'stem', -1), array(out, 'stem', -1).astype(np.float16)
   )
+
+
+def test_patches_are_without_registers(golden):
+  expected = golden('dinov2_reg4_swiglu_original.expected')
+  loaded = weights.load(str(GOLDEN / 'dinov2_reg4_swiglu_original'), num_heads=2)
+  function, shapes = embed.extractor(loaded, ['encoded'])
+  assert shapes == {'encoded': [4, 4, 32]}
+  maps = jax.jit(function)(loaded.variables, {'image': expected['image']})['encoded']
+  # The authors' order: a class token, four registers, patches. Tolerance as of the reader.
+  patches = expected['tokens'][:, 5:].reshape(maps.shape)
+  np.testing.assert_allclose(maps, patches, atol=1e-4)
 
 
 # Ends the process when so many parts are written.
@@ -208,13 +220,6 @@ def test_a_missing_pyarrow_names_the_extra(folder, tmp_path, capfd, monkeypatch)
   commands.assert_refused(embed.main, capfd, argv, ('pyarrow', 'vit_jax[features]'))
 
 
-def test_names_that_are_not_utf8_are_left_out(folder, tmp_path, call, one_device):
-  shutil.copy(folder / '0.png', os.fsencode(folder) + b'/\xff.png')
-  printed = call(embed, SOURCE, folder, '--out', tmp_path / 'f.parquet')
-  assert printed['images'] == 12
-  assert [x['path'] for x in printed['bad_images']] == ['bad.png', '\udcff.png']
-
-
 # --- search -------------------------------------------------------------------------
 
 
@@ -252,12 +257,24 @@ def test_search_embeds_queries_as_the_file_says(
   )
 
 
-def test_search_refuses_patches(folder, tmp_path, call, capfd, one_device):
-  out = tmp_path / 'f.parquet'
-  call(embed, SOURCE, folder, '--out', out, '--layer', 'stem')
-  commands.assert_refused(
-    search.main, capfd, [out, folder], (out, 'patch', 'pre_logits')
-  )
+def test_search_by_text_compares_the_vectors_of_two_towers(
+  folder, tmp_path, call, capfd, one_device
+):
+  out, source = tmp_path / 'f.parquet', pairs.siglip(tmp_path / 'siglip') / 'w.npz'
+  call(embed, source, folder, '--out', out)
+  loaded, texts = weights.load(str(source)), ['a cat', 'snow']
+  similar = loaded.text(texts) @ loaded.image([folder / name for name in NAMES]).T
+  argv = ('--top', 4, '--text', *texts[:1], '--text', *texts[1:])
+  for query, expected in zip(call(search, out, *argv)['queries'], similar, strict=True):
+    order = np.argsort(-expected)[:4]
+    assert [x['path'] for x in query['images']] == [
+      str(folder / NAMES[i]) for i in order
+    ]
+    numbers = [x['similarity'] for x in query['images']]
+    np.testing.assert_allclose(numbers, expected[order], atol=1e-5)
+  call(embed, source, folder, '--out', tmp_path / 'g.parquet', '--layer', 'pre_logits')
+  argv = [tmp_path / 'g.parquet', *argv]
+  commands.assert_refused(search.main, capfd, argv, ('--text', 'g.parquet', 'logits'))
 
 
 def test_nearest_is_exact_in_chunks_and_keeps_the_order_of_ties():

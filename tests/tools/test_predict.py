@@ -78,9 +78,8 @@ def test_other_files_of_a_folder_are_counted(folder, capfd):
     predict.find([str(folder / 'none')])
 
 
-def test_table_json_and_features(folder, tmp_path, capsys):
-  out = tmp_path / 'features.npz'
-  assert run(SOURCE, folder, '--top', 3, '--json', '--features', out) == 0
+def test_table_and_json(folder, capsys):
+  assert run(SOURCE, folder, '--top', 3, '--json') == 0
   images = json.loads(capsys.readouterr().out)['images']
   by_name = {image['path'].rsplit('/', 1)[1]: image for image in images}
   assert by_name.keys() == {'a.png', 'b.jpg', 'c.webp', 'd.bmp', 'bad.png'}
@@ -92,9 +91,6 @@ def test_table_json_and_features(folder, tmp_path, capsys):
   text = capsys.readouterr().out
   assert 'not read: not an image' in text
   assert f'{100 * top[0]["probability"]:5.1f} %  {top[0]["name"]}' in text
-  with np.load(out) as file:
-    assert file['features'].shape == (5, 48)
-    assert list(file['paths']) == [image['path'] for image in images]
 
 
 def test_works_without_tensorflow(folder):
@@ -114,17 +110,13 @@ def test_works_without_tensorflow(folder):
   assert ' %  ' in result.stdout
 
 
-def test_weights_without_a_head_give_features_only(folder, tmp_path, capsys):
+def test_weights_without_a_head_have_no_classes(folder, tmp_path, capsys):
   with np.load(SOURCE) as file:
     body = {k: v for k, v in file.items() if not k.startswith('head/')}
-  headless, out = tmp_path / 'headless.npz', tmp_path / 'features.npz'
+  headless = tmp_path / 'headless.npz'
   np.savez(headless, **body)
   assert run(headless, folder) == 2
-  assert re.search(naming(headless, 'head'), capsys.readouterr().err)
-  assert run(headless, folder / 'a.png', '--features', out) == 0
-  assert '%' not in capsys.readouterr().out
-  with np.load(out) as file:
-    assert file['features'].shape == (1, 48)
+  assert re.search(naming(headless, 'head', 'embed'), capsys.readouterr().err)
 
 
 def test_a_single_image_is_refused(folder):
@@ -145,7 +137,6 @@ ERRORS = [
     ('(8, 8, 3)', '(32, 32, 3)'),
   ),
   ((SOURCE, '{folder}', '--resolution', '6'), ('6x6', '8x8')),
-  ((SOURCE, '{folder}', '--layer', 'block01'), ('--layer', '--features')),
   ((SOURCE, '{folder}', '--threshold', '0.5'), ('--threshold', 'detectors', SOURCE)),
 ]
 

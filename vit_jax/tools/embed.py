@@ -4,9 +4,9 @@
   vit_jax embed SOURCE FOLDER --out patches.parquet --layer encoded
 
 SOURCE is what `vit_jax.load` takes; it brings its preprocessing. By default a row is an
-image and its vector before the head, `pre_logits`. Other layers (`encoded`, `block05`,
-`stage2`, `stem`: `out` of the model) give a row per patch or position, without class token
-and registers. The same command again continues where it was stopped, and adds images that
+image and its vector before the head, `pre_logits`; for CLIP and SigLIP it is `logits`, the
+vector for comparison with texts. Other layers (`encoded`, `block05`, `stage2`, `stem`: `out`
+of the model) give a row per patch or position, without class token and registers. The same command again continues where it was stopped, and adds images that
 are new. Images that cannot be read are named at the end and left out.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax import cli, files, terminal
 from vit_jax.errors import UserError, choose, printable
-from vit_jax.tools import features, out_folder, predict, source
+from vit_jax.tools import features, out_folder, predict, source, zero_shot
 from vit_jax.version import __version__
 
 _BATCH = {'cpu': 32}  # Images per step by platform
@@ -45,7 +45,8 @@ def main(argv: list[str]) -> int:
   models.check_outputs(loaded.model, 'classes', args.source)
   pp = args.pp or loaded.pp
   numbers = 'float16' if args.half else 'float32'
-  function, layers = extractor(loaded, args.layer, numbers)
+  usual = ['logits' if zero_shot.is_pair(loaded) else 'pre_logits']
+  function, layers = extractor(loaded, args.layer or usual, numbers)
   record = {
     'recipe': {
       'fingerprint': fingerprint(loaded),
@@ -109,17 +110,20 @@ def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:
   from vit_jax import models
 
   def function(variables, batch):
-    only = layers == ['pre_logits']  # for which the last block may compute less
-    _, out = loaded.model.apply(variables, batch['image'], features=not only)
-    rows = out if only else out | models.maps(out)
+    # The last block may compute less for these alone.
+    rest = {*layers} - {'pre_logits', 'logits'}
+    y, out = loaded.model.apply(variables, batch['image'], features=bool(rest))
+    rows = {**out, 'logits': y} | (models.maps(out) if rest else {})
     return {name: choose('layer', name, rows).astype(numbers) for name in layers}
 
   shape = (1, *loaded.image_size, loaded.channels)
   example = {'image': jax.ShapeDtypeStruct(shape, 'float32')}
   rows = jax.eval_shape(function, loaded.variables, example)
   shapes = {name: [*rows[name].shape[1:]] for name in layers}
-  if len({tuple(x[:-1]) for x in shapes.values()}) > 1:
-    raise UserError(f'--layer: {shapes} have different rows: write a file for each.')
+  if len({tuple(x[:-1]) for x in shapes.values()}) > 1 or 2 in map(
+    len, shapes.values()
+  ):
+    raise UserError(f'--layer: {shapes} are not rows of one file: write several.')
   return function, shapes
 
 
@@ -153,8 +157,8 @@ def _parser() -> cli.Parser:
   add('folder', metavar='FOLDER', help='of images, and all folders in it')
   add('--out', metavar='FILE.parquet', required=True, help='for the features')
   names = lambda text: list(dict.fromkeys(text.split(',')))
-  layer = "layers, comma-separated; default: 'pre_logits'"
-  add('--layer', metavar='NAME,...', type=names, default=['pre_logits'], help=layer)
+  layer = "layers, comma-separated; default: 'pre_logits', of CLIP 'logits'"
+  add('--layer', metavar='NAME,...', type=names, help=layer)
   add('--half', action='store_true', help='write float16, half the size')
   dtype = "of the model; default: SOURCE's"
   add('--dtype', choices=('float32', 'bfloat16'), help=dtype)

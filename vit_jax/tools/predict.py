@@ -5,12 +5,11 @@
   vit_jax predict DETECTOR IMAGE_OR_FOLDER... [--threshold 0.7] [--draw DIR] [--json]
   vit_jax predict SEGMENTER IMAGE_OR_FOLDER... [--draw DIR] [--json]
 
-SOURCE is what `vit_jax.load` takes; it brings its preprocessing. `--features FILE.npz`
-writes features (`--layer`, by default those before the head) with the paths of their
-images. A detector gives boxes with a class and a score, in pixels of the image as it is in
-the file; `--draw` writes the images with the boxes on them. A segmenter gives the share of
-pixels of each class; `--draw` writes masks. CLIP and SigLIP compare images with the texts of
-`--labels`. Works without TensorFlow.
+SOURCE is what `vit_jax.load` takes; it brings its preprocessing. A detector gives boxes with
+a class and a score, in pixels of the image as it is in the file; `--draw` writes the images
+with the boxes on them. A segmenter gives the share of pixels of each class; `--draw` writes
+masks. CLIP and SigLIP compare images with the texts of `--labels`. Works without TensorFlow.
+Features: see `vit_jax embed`.
 """
 
 import importlib
@@ -18,10 +17,10 @@ import os
 import sys
 from pathlib import Path
 
-from vit_jax import cli, files, imagenet, terminal
+from vit_jax import cli, imagenet, terminal
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError, printable
-from vit_jax.tools import out_folder, source, zero_shot
+from vit_jax.tools import source, zero_shot
 
 _TOP, _BATCH = 5, 32
 # Outputs of a model other than classes -> the module that predicts them.
@@ -35,31 +34,24 @@ def main(argv: list[str]) -> int:
   """Prints the most probable classes of every image, or its boxes or segments."""
   args = _parser().parse_args(argv)
   paths = find(args.images)
-  features = args.features and _new_file(args.features)
   from vit_jax import inference, models
 
   loaded = source.load(args)
   if other := OTHERS.get(models.family_of(loaded.model).outputs):
     return importlib.import_module(other).run(args, loaded, paths)
   models.check_outputs(loaded.model, 'classes', args.source)
-  loaded = zero_shot.classifier(args, loaded, needed=not features)
-  classifies = loaded.model.num_classes is not None and not zero_shot.is_pair(loaded)
+  loaded = zero_shot.classifier(args, loaded)
   importlib.import_module(OTHERS['boxes']).check_unused(args)
-  if not classifies and not features:
+  if loaded.model.num_classes is None:
     raise UserError(
-      f'{args.source} has no head, so no classes: --features FILE.npz writes features, '
-      f'and vit_jax train --config=finetune:weights={args.source} trains a head.'
+      f'{args.source} has no head, so no classes: vit_jax embed writes features, and '
+      f'vit_jax train --config=finetune:weights={args.source} trains a head.'
     )
-  if args.layer and not features:
-    raise UserError('--layer names the layer of --features FILE.npz: give both.')
-  layer = args.layer or 'pre_logits'
-  layers = [layer] if features else []
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
   predicted = inference.predict_images(
-    loaded, shown, batch_size=args.batch or _BATCH, layers=layers, pp=args.pp
+    loaded, shown, batch_size=args.batch or _BATCH, pp=args.pp
   )
-  top = args.top or _TOP if classifies else 0
-  images = list(_top(paths, predicted, loaded.class_names, top))
+  images = list(_top(paths, predicted, loaded.class_names, args.top or _TOP))
   if args.json:
     cli.print_json({'source': args.source, 'step': loaded.step, 'images': images})
   else:
@@ -68,8 +60,6 @@ def main(argv: list[str]) -> int:
     print('\n'.join(map(_render, images)))
   if all(predicted.errors):
     raise UserError(f'None of {len(paths)} images could be read.')
-  if features:
-    _write_features(features, paths, predicted.features[layer])
   return 0
 
 
@@ -125,23 +115,6 @@ def _render(image: dict) -> str:
   return '\n  '.join(map(printable, [image['path'], *rows]))
 
 
-def _new_file(name: str) -> Path:
-  path = files.on_disk(name, '--features')
-  if path.suffix != '.npz':
-    raise UserError(f'--features {name}: expected FILE.npz.')
-  out_folder.check(str(path.parent), '--features')
-  return path
-
-
-def _write_features(path: Path, paths: list[str], features) -> None:
-  """Writes `paths` and `features` float32 [n, ...]; rows of unread images are nan."""
-  import numpy as np
-
-  out_folder.make(path.parent, '--features')
-  arrays = {'paths': np.array(paths), 'features': features}
-  files.replace(path, lambda file: np.savez(file, **arrays))
-
-
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax predict', description=__doc__.split('\n')[0])
   source.add_options(parser)
@@ -149,8 +122,6 @@ def _parser() -> cli.Parser:
   add('images', metavar='IMAGE_OR_FOLDER', nargs='+')
   add('--top', type=cli.positive, help=f'classes per image; default: {_TOP}')
   zero_shot.add_options(parser)
-  add('--features', metavar='FILE.npz', help='write features there')
-  add('--layer', help="of the features; default: 'pre_logits'")
   add('--pp', help='preprocessing in place of that of the weights')
   batch = f'images per step; default: {_BATCH}, for a detector 1'
   add('--batch', type=cli.positive, help=batch)

@@ -1,7 +1,8 @@
 """Finds the images whose features are most similar to those of other images.
 
   vit_jax search features.parquet QUERY.jpg... [--top 10] [--page page.html]
-  vit_jax search features.parquet --near_duplicates 0.95 [--page page.html]
+  vit_jax search features.parquet --text 'a red car'     features of CLIP or SigLIP
+  vit_jax search features.parquet --near_duplicates 0.95
 
 The file is by `vit_jax embed`. Queries are embedded by the same weights and preprocessing,
 which it names. Similarity is the cosine; the search is exact and runs on the device in
@@ -16,7 +17,7 @@ import numpy as np
 
 from vit_jax import cli, files, terminal
 from vit_jax.errors import BadImage, UserError, choose, printable
-from vit_jax.tools import embed, features, out_folder, predict
+from vit_jax.tools import embed, features, out_folder, predict, zero_shot
 from vit_jax.version import __version__
 
 _TOP, _BATCH = 10, 8
@@ -29,8 +30,8 @@ def main(argv: list[str]) -> int:
   """Prints the most similar images of every query, or the groups of near duplicates."""
   args = _parser().parse_args(argv)
   threshold = args.near_duplicates
-  if bool(args.queries) == (threshold is not None):
-    raise UserError('search takes either images or --near_duplicates COSINE.')
+  if bool(args.queries) + bool(args.text) + (threshold is not None) != 1:
+    raise UserError('search takes images, --text or --near_duplicates COSINE.')
   if threshold is not None and not 0 < threshold <= 1:
     raise UserError(f'--near_duplicates {threshold}: a cosine above 0, at most 1.')
   page = args.page and files.on_disk(args.page, '--page')
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
       raise UserError(
         f'{args.features} has a row per patch; search compares images: embed pre_logits.'
       )
-    if args.queries:
+    if threshold is None:
       groups = _queries(args, file, layer)
     else:
       groups = _duplicates(file.chunks(layer, _ROWS), threshold)
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     out_folder.make(page.parent, '--page')
     files.replace(page, _page(args.features, groups))
   if args.json:
-    kind = 'queries' if args.queries else 'near_duplicates'
+    kind = 'queries' if threshold is None else 'near_duplicates'
     cli.print_json({'features': args.features, 'layer': layer, kind: groups})
   else:
     print('\n'.join(map(_render, groups)) or 'No near duplicates.')
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
 
 def _queries(args, file, layer: str) -> list[dict]:
   """Returns {query, rows and similarities of the nearest, or error} for every query."""
-  paths = predict.find(args.queries)
+  queries = args.text or predict.find(args.queries)
   from vit_jax import inference, sharding, weights
   from vit_jax.data.single_image import SingleImage
 
@@ -85,17 +86,24 @@ def _queries(args, file, layer: str) -> list[dict]:
     raise UserError(f'{error} --source names the weights of {args.features}.') from None
   if embed.fingerprint(loaded) != recipe['fingerprint']:
     raise UserError(f'{args.features} was written with other weights than {loaded}.')
-  function, _ = embed.extractor(loaded, [layer])
-  preprocess = SingleImage(recipe['pp'])
-  rows, errors = inference.run(loaded, paths, preprocess, _BATCH, function)
+  errors = [None] * len(queries)
+  if not args.text:
+    function, _ = embed.extractor(loaded, [layer])
+    preprocess = SingleImage(recipe['pp'])
+    rows, errors = inference.run(loaded, queries, preprocess, _BATCH, function)
+    vectors = rows[layer]
+  elif zero_shot.is_pair(loaded) and layer == 'logits':
+    vectors = loaded.text(args.text)
+  else:
+    raise UserError(f'--text: {args.features} has no column logits of CLIP or SigLIP.')
   chunks, mesh = file.chunks(layer, _ROWS), sharding.make_mesh()
-  similarities, numbers = nearest(chunks, rows[layer], args.top, mesh)
+  similarities, numbers = nearest(chunks, vectors, args.top, mesh)
   return [
-    {'query': path, 'error': error}
+    {'query': query, 'error': error}
     if error
-    else {'query': path, 'rows': row, 'similarities': similar}
-    for path, error, row, similar in zip(
-      paths, errors, numbers, similarities, strict=True
+    else {'query': query, 'rows': row, 'similarities': similar}
+    for query, error, row, similar in zip(
+      queries, errors, numbers, similarities, strict=True
     )
   ]
 
@@ -197,7 +205,7 @@ def _page(name: str, groups: list[dict]) -> str:
   for group in terminal.progress(shown, len(shown), 'page', 'groups'):
     images = group['images']
     pictures = [(row['path'], f'{row["similarity"]:.3f}') for row in images[:_PICTURES]]
-    if 'query' in group:
+    if Path(group.get('query', '')).is_file():
       pictures = [(group['query'], 'query'), *pictures]
     title = group.get('query', f'{len(images)} images')
     note = group.get('error') or _rest(len(images) - _PICTURES, 'images')
@@ -240,6 +248,7 @@ def _parser() -> cli.Parser:
   add = parser.add_argument
   add('features', metavar='FEATURES.parquet', help='by vit_jax embed')
   add('queries', metavar='IMAGE_OR_FOLDER', nargs='*')
+  add('--text', action='append', help='query; may be repeated')
   add('--top', type=cli.positive, default=_TOP, help=f'per query; default: {_TOP}')
   duplicates = 'groups of images at least so similar: 0.95'
   add('--near_duplicates', metavar='COSINE', type=float, help=duplicates)

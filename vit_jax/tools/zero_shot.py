@@ -29,19 +29,15 @@ def is_pair(loaded) -> bool:
   return isinstance(loaded, ImageText)
 
 
-def classifier(args: argparse.Namespace, loaded, needed: bool = True):
-  """Returns weights with the classes that --labels names, or as they are without it.
-
-  Args:
-    needed: whether weights of an image and a text tower need labels.
-  """
+def classifier(args: argparse.Namespace, loaded):
+  """Returns weights with the classes that --labels names, or as they are without it."""
   from vit_jax.text import prompts
 
   if args.labels:
     return _with_texts(args, loaded, prompts.labels(args.labels), args.templates)
   if args.templates:
     raise UserError('--templates are for --labels: give both.')
-  if needed and is_pair(loaded):
+  if is_pair(loaded):
     raise UserError(
       f"{args.source} compares images with texts: --labels 'a cat,a dog' are its classes."
     )

@@ -54,12 +54,11 @@ def run(args, loaded, paths: list[str]) -> int:
   """Prints the boxes of every image, and draws them into `--draw`."""
   from vit_jax.detection import inference
 
-  for name in ('top', 'features', 'layer'):
-    if getattr(args, name) is not None:
-      raise UserError(
-        f'--{name} is for classes of images; {args.source} is a detector: --threshold '
-        'chooses among its boxes.'
-      )
+  if args.top is not None:
+    raise UserError(
+      f'--top is for classes of images; {args.source} is a detector: --threshold '
+      'chooses among its boxes.'
+    )
   out = folder_of(args, paths)
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
   detected = inference.detect_images(

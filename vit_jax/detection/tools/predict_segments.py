@@ -23,7 +23,7 @@ def run(args, loaded, paths: list[str]) -> int:
   from vit_jax.detection import drawing
   from vit_jax.detection.tools import predict_boxes
 
-  for name in ('top', 'features', 'layer', 'threshold'):
+  for name in ('top', 'threshold'):
     if getattr(args, name) is not None:
       raise UserError(f'--{name}: {args.source} gives a class for every pixel.')
   K, names = loaded.model.num_classes, loaded.class_names
