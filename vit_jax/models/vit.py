@@ -387,12 +387,8 @@ class ViT(Classifier):
   registers: Annotated[int, Range(0, 2**16)] = 0
   # Width of the tanh layer before the head (paper 3.2); None: no such layer.
   representation_size: int | None = None
-  projection: Count | None = (
-    None  # width of a linear layer there, without bias (CLIP's)
-  )
-  unit: bool = (
-    False  # scales the head's input to unit length, as CLIP compares with texts
-  )
+  projection: Count | None = None  # width of a linear layer there (CLIP's)
+  unit: bool = False  # scales the head's input to unit length, as for texts
   # learn, learn2d, sincos2d are added to tokens; relative and rotary act in attention.
   posemb: Literal[POSEMBS] = 'learn'
   # Where positions are added (Table 8). stem: before the first block; every: before every
@@ -500,7 +496,7 @@ class ViT(Classifier):
     if self.representation_size is not None:
       x = nn.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
     if self.projection is not None:
-      x = nn.Dense(self.projection, use_bias=False, name='projection')(x)
+      x = nn.Dense(self.projection, name='projection')(x)
     if self.unit:
       x = unit(x)
     head = functools.partial(linear_head, use_bias=self.head_bias)

@@ -109,7 +109,8 @@ class ImageText(Loaded):
     bias = np.full(len(labels), self.beside.get('logit_bias', 0.0), np.float32)
     params, outputs = dict(self.params), self.model.num_classes
     if outputs is not None:
-      params['projection'] = params.pop('head')
+      zeros = np.zeros(outputs, np.float32)  # EVA's projection alone has a bias
+      params['projection'] = {'bias': zeros, **params.pop('head')}
     params['head'] = {'kernel': kernel.astype(np.float32), 'bias': bias}
     model = self.model.clone(
       num_classes=len(labels), head_bias=True, projection=outputs, unit=True
