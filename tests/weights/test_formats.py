@@ -1,5 +1,6 @@
 """The formats: spellings of names, facts in configs, round trips, what is refused."""
 
+import dataclasses
 import json
 import shutil
 
@@ -295,7 +296,7 @@ CHANGES = {
     | dict(qkv_bias=['qv'], dense_bias=[False], patch_bias=[False], head_bias=[False])
     | dict(layer_scale_where=['attention'], norm=['rms'], extra_norms=[('mlp', 'qk')])
     | dict(final_norm=['pooled', 'none', 'untied'], map_heads=[1], map_mlp_dim=[24])
-    | dict(map_prefix=[True]),
+    | dict(map_prefix=[True], projection=[8], unit=[True]),
   ),
   'mixer': (
     dict(act='gelu_erf'),
@@ -339,10 +340,17 @@ CHANGES = {
   ),
 }
 
+# A ViT that the authors of DINOv2 have; they have none as it is by default.
+DINO = dict(num_classes=None, act='gelu_erf', layer_scale=1.0)
+DINO |= dict(registers=2, posemb_tokens='cls')
+CLIP = dict(act='quick_gelu', norm_eps=1e-5, extra_norms=('tokens',))
+CLIP |= dict(patch_bias=False, head_bias=False)
+OWN = {'authors': DINO, 'open_clip': CLIP}
+
 # (format, field, value) -> the value that is read again, of a model of equal outputs
-EQUAL = {('hf', 'posemb_tokens', 'patches'): 'prefix'}
+EQUAL = {(to, 'posemb_tokens', 'patches'): 'prefix' for to in ('hf', 'open_clip')}
 EQUAL |= {('authors', 'posemb_tokens', 'patches'): 'cls'}
-EQUAL |= {(to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf', 'authors')}
+EQUAL |= {(to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf', *OWN)}
 
 # field -> fields that it needs beside it
 BESIDE = {
@@ -378,25 +386,30 @@ def written(source, out, to) -> str:
   return ''
 
 
-# A ViT that the authors of DINOv2 have; they have none as it is by default.
-DINO = dict(num_classes=None, act='gelu_erf', layer_scale=1.0)
-DINO |= dict(registers=2, posemb_tokens='cls')
-
-
-@pytest.mark.parametrize(('name', 'own'), [*((n, {}) for n in CHANGES), ('vit', DINO)])
-def test_a_field_is_read_again_or_refused_by_name(tmp_path, monkeypatch, name, own):
+@pytest.mark.parametrize(
+  ('name', 'only'), [*((n, None) for n in CHANGES), *(('vit', to) for to in OWN)]
+)
+def test_a_field_is_read_again_or_refused_by_name(tmp_path, monkeypatch, name, only):
   monkeypatch.setitem(bit._TIMM_NAMES, ((1, 1), 32), 'resnetv2_50x1_bit')  # a small one
   usual, changes = CHANGES[name]
-  usual = {'num_classes': 7, **models.family(name).tiny[0], **usual, **own}
+  usual = {
+    'num_classes': 7,
+    **models.family(name).tiny[0],
+    **usual,
+    **OWN.get(only, {}),
+  }
   assert set(models.signature(name).parameters) - formats.TRAINING == set(changes)
   every = [f for f in formats.all_formats() if f.family == name and f.config]
   if name == 'vit':
-    every = [f for f in every if (f.name == 'authors') == bool(own)]
+    every = [f for f in every if (f.name if f.name in OWN else None) == only]
   cases = [{}] + [{key: value} for key, values in changes.items() for value in values]
   for number, change in enumerate(cases):
     beside = {k: v for key in change for k, v in BESIDE.get(key, {}).items()}
     beside = {k: v for k, v in beside.items() if k in changes}
     source = source_of(name, usual | beside | change)
+    if only == 'open_clip':
+      beside = weights.read(path_of('clip_openai'), num_heads=1, act='quick_gelu')
+      source = dataclasses.replace(source, text=beside.text)
     for format in every:
       to = format.to or format.name
       out = tmp_path / (f'{number}.npz' if to == 'google' else f'{number}-{to}')

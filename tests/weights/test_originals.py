@@ -138,6 +138,47 @@ def test_the_authors_arrays_are_written_again(name, tmp_path):
   assert again.pp == source.pp
 
 
+def test_open_clips_two_towers_are_written_again(tmp_path):
+  weights.write(weights.read(path_of('clip_open_clip')), tmp_path / 'a', 'open_clip')
+  theirs = load_file(path_of('clip_open_clip') / 'open_clip_model.safetensors')
+  ours = load_file(tmp_path / 'a/model.safetensors')
+  assert ours.keys() == theirs.keys()
+  assert all(np.array_equal(ours[name], x) for name, x in theirs.items())
+  configs = [
+    path / 'open_clip_config.json'
+    for path in (path_of('clip_open_clip'), tmp_path / 'a')
+  ]
+  theirs, ours = (json.loads(path.read_text()) for path in configs)
+  for key, value in theirs['preprocess_cfg'].items():
+    same = pytest.approx(value, abs=1e-7) if key in ('mean', 'std') else value
+    assert ours['preprocess_cfg'][key] == same
+  for key in ('vision_cfg', 'text_cfg'):
+    assert ours['model_cfg'][key].items() >= theirs['model_cfg'][key].items()
+
+
+@pytest.mark.peer
+@pytest.mark.filterwarnings('default')
+@pytest.mark.parametrize(
+  ('name', 'fields'),
+  [('clip_open_clip', {}), ('clip_openai', GOLDENS['clip_openai']), ('clip_hf', {})],
+)
+def test_open_clip_reads_what_is_written(name, fields, tmp_path):
+  torch = pytest.importorskip('torch', reason='torch is not installed')
+  open_clip = pytest.importorskip('open_clip', reason='open_clip is not installed')
+  weights.write(weights.read(path_of(name), **fields), tmp_path / 'a', 'open_clip')
+  model = open_clip.create_model(f'local-dir:{tmp_path / "a"}').eval()
+  expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
+  images = torch.from_numpy(expected['image'].transpose(0, 3, 1, 2).copy())
+  with torch.no_grad():
+    image = model.encode_image(images).numpy()
+    text = model.encode_text(torch.from_numpy(expected['input_ids'])).numpy()
+  unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+  computed = {'image_features': image, 'text_features': text}
+  computed |= {'image_embeds': unit(image), 'text_embeds': unit(text)}
+  for key in computed.keys() & expected.keys():
+    np.testing.assert_allclose(computed[key], expected[key], rtol=0, atol=1e-5)
+
+
 # -- files of PyTorch -----------------------------------------------------------------
 
 

@@ -1,12 +1,12 @@
 """Writes weights in the format of another library.
 
-  vit_jax convert SOURCE DEST [--to google|timm|hf|authors|detectron2]
+  vit_jax convert SOURCE DEST [--to google|timm|hf|authors|open_clip|detectron2]
   vit_jax convert CLIP DEST.npz --labels 'a cat,a dog' [--templates openai]
 
 SOURCE is what `vit_jax.load` takes. DEST is FILE.npz (google), FILE.safetensors or a folder
-(timm, hf, detectron2; authors: the names in the code of the paper's authors), which
-`timm.create_model('local-dir:FOLDER', pretrained=True)` and transformers'
-`from_pretrained('FOLDER')` read. What a format cannot express is an error.
+(timm, hf, open_clip, detectron2; authors: the names in the code of the paper's authors), which
+`timm.create_model('local-dir:FOLDER', pretrained=True)`, transformers'
+`from_pretrained('FOLDER')` and `open_clip.create_model('local-dir:FOLDER')` read. What a format cannot express is an error.
 
 LoRA's matrices are merged into the kernels; no format can express other additions of tuning.
 `--tuned_only` writes the trained parameters alone, for `vit_jax.load(SOURCE, tune=DEST)`.
@@ -115,7 +115,7 @@ def _parser() -> cli.Parser:
   source.add_options(parser, resolution=False)
   add = parser.add_argument
   add('dest', metavar='DEST', help='.npz, .safetensors, or a folder')
-  add('--to', choices=('google', 'timm', 'hf', 'authors', 'detectron2'))
+  add('--to', choices=('google', 'timm', 'hf', 'authors', 'open_clip', 'detectron2'))
   add('--tuned_only', action='store_true', help='the trained parameters alone')
   zero_shot.add_options(parser)
   cli.add_json_option(parser)

@@ -10,12 +10,13 @@ import numpy as np
 
 from vit_jax import files, models, trees
 from vit_jax.errors import UserError, choose
-from vit_jax.weights import adapt, formats, pipelines, tuned
+from vit_jax.weights import adapt, configs, formats, pipelines, tuned
 from vit_jax.weights.adapt import fit
+from vit_jax.weights.families import text
 from vit_jax.weights.reading import usual_size
 from vit_jax.weights.source import Source, errors_of
 
-TO = ('google', 'timm', 'hf', 'authors', 'detectron2')
+TO = ('google', 'timm', 'hf', 'authors', 'open_clip', 'detectron2')
 
 
 def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
@@ -42,7 +43,7 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
     if source.pp and (to != 'google' or config or source.class_names):
       config.setdefault('vit_jax', {})['pp'] = source.pp
     beside, pp = {}, pipelines.of_source(source, size)
-    if to in ('timm', 'hf'):
+    if to in ('timm', 'hf', 'open_clip'):
       # The libraries' geometry where they have ours, else a resize; all of it is in `pp`.
       plain = pipelines.of_source(source, size, plain=True)
       preprocessor = pipelines.described(pp) or pipelines.described(plain)
@@ -50,9 +51,23 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
         raise ValueError(f'{to} cannot express the levels of {pp!r}')
       if to == 'timm':
         config['pretrained_cfg'] |= preprocessor.timm()
-      else:
+      elif to == 'hf':
         beside['preprocessor_config.json'] = preprocessor.hf()
+      else:
+        arrays |= _with_text(config['open_clip'], source, preprocessor)
+        beside['open_clip_config.json'] = config.pop('open_clip')
   return save(dest, arrays, config, beside), params
+
+
+def _with_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarray]:
+  """Completes the config of an image tower; returns the arrays of the text tower."""
+  if source.text is None:
+    raise ValueError('open_clip has a text tower, the source has none')
+  tower = text.read(source.text, source.fields)
+  configs.need(tower.fields, 'open_clip', act=(source.fields['act'],))
+  arrays, config['model_cfg']['text_cfg'] = text.open_clip(tower)
+  config['preprocess_cfg'] = preprocessor.open_clip()
+  return arrays
 
 
 def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]:
@@ -60,7 +75,7 @@ def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]
   format = formats.writer(family, to)
   if to != 'google':  # whose files without a table have sine-cosine positions
     flat, fields = adapt.learned_positions(
-      flat, fields, models.family(family), size, class_row=to in ('hf', 'authors')
+      flat, fields, models.family(family), size, class_row=to != 'timm'
     )
   return format.write(flat, fields, size, class_names)
 

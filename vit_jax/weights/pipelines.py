@@ -185,6 +185,15 @@ class Preprocessor(NamedTuple):
       'std': self.std,
     }
 
+  def open_clip(self) -> dict:
+    """Returns the `preprocess_cfg` of an open_clip_config.json that describes it."""
+    return {
+      'mean': self.mean,
+      'std': self.std,
+      'interpolation': self.method,
+      'resize_mode': 'shortest' if self.shorter else 'squash',
+    }
+
   def hf(self) -> dict:
     """Returns the preprocessor_config.json of transformers that describes it."""
     sides = lambda pair: dict(zip(('height', 'width'), pair, strict=True))

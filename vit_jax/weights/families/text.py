@@ -185,6 +185,26 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   return _text(arrays, _open_clip_rules(heads), fields, {'clean': clean, 'pad': pad})
 
 
+def open_clip(text: Text) -> tuple[Arrays, dict]:
+  """Returns a text tower under open_clip's names, and its text_cfg."""
+  fields = {'mask': 'causal', 'pooling': 'eot'} | text.fields
+  one = dict(mask=('causal',), pooling=('eot',), head_bias=(False,), norm_eps=(1e-5,))
+  configs.need(fields, 'open_clip', **one)
+  arrays = rename.to_theirs(text.flat, _open_clip_rules(fields['num_heads']))
+  arrays |= {name: np.array(x, np.float32) for name, x in text.scalars.items()}
+  config = {
+    'context_length': fields['length'],
+    'vocab_size': fields['vocab'],
+    'width': fields['width'],
+    'heads': fields['num_heads'],
+    'layers': fields['depth'],
+    'mlp_ratio': configs.timm_ratio(fields['mlp_dim'], fields['width']),
+  }
+  if (eos := fields.get('eos')) is not None:
+    config |= {'pool_type': 'eos', 'eos_id': eos}
+  return arrays, config
+
+
 # -- big_vision -------------------------------------------------------------------------
 
 _FIRST = t.Transform(lambda x: (x[0],), lambda xs: xs[0][None])  # [1, N, D] to [N, D]

@@ -357,7 +357,8 @@ def _open_clip(config: dict, source: str) -> Facts:
     'norm_eps': configs.section(vision, 'norm_kwargs').get('eps', 1e-5),
     'num_heads': vision['width'] // vision.get('head_width', 64),
   }
-  return Facts(fields, size, config=config, images=images)
+  pp = configs.section(config, 'vit_jax').get('pp')
+  return Facts(fields, size, pp=pp, config=config, images=images)
 
 
 def _open_clip_images(cfg: dict) -> dict:
@@ -373,13 +374,17 @@ def _open_clip_images(cfg: dict) -> dict:
 # -- written --------------------------------------------------------------------------
 
 
+# Values of fields that DINO's code has, and CLIP's.
+_ONE = dict(classifier=('token',), posemb_where=('stem',), attention=('full',))
+_ONE |= dict(representation_size=(None,), stem_blocks=(None,), relpos=('none',))
+_ONE |= dict(block=('pre',), kv_heads=(None,), norm=('layer',), dense_bias=(True,))
+_ONE |= dict(layer_scale_where=('both',), projection=(None,), unit=(False,))
+
+
 def _config(fields, image_size, class_names) -> dict:
   """Returns our own config: the fields that these authors' files do not tell."""
-  one = dict(classifier=('token',), posemb_where=('stem',), attention=('full',))
-  one |= dict(representation_size=(None,), stem_blocks=(None,), relpos=('none',))
-  one |= dict(block=('pre',), kv_heads=(None,), extra_norms=((), ('tokens',)))
-  one |= dict(posemb=('learn', 'none'), norm=('layer',), rope=('none', 'dinov3'))
-  one |= dict(dense_bias=(True,), layer_scale_where=('both',))
+  one = _ONE | dict(posemb=('learn', 'none'), rope=('none', 'dinov3'))
+  one |= dict(extra_norms=((), ('tokens',)))
   if fields['rope'] != 'dinov3':
     one |= dict(qkv_bias=('qkv', 'none'), final_norm=('tokens',))
   configs.need(fields, 'authors', **one)
@@ -393,6 +398,32 @@ def _config(fields, image_size, class_names) -> dict:
   if image_size[0] != image_size[1]:
     ours['image_size'] = list(image_size)
   return {'vit_jax': ours | ({'class_names': class_names} if class_names else {})}
+
+
+def _open_clip_config(fields, image_size, class_names) -> dict:
+  """Returns the image tower's part of an open_clip_config.json."""
+  one = _ONE | dict(posemb=('learn',), extra_norms=(('tokens',),), patch_bias=(False,))
+  one |= dict(head_bias=(False,), final_norm=('tokens',), qkv_bias=('qkv',))
+  one |= dict(act=('quick_gelu', 'gelu_erf'), rope=('none',), registers=(0,))
+  configs.need(fields, 'open_clip', **one, posemb_tokens=('prefix', 'cls'))
+  width = fields['width']
+  vision = {
+    'image_size': configs.one(image_size),
+    'layers': fields['depth'],
+    'width': width,
+    'head_width': width // fields['num_heads'],
+    'patch_size': configs.one(fields['patch_size']),
+    'mlp_ratio': configs.timm_ratio(fields['mlp_dim'], width),
+    'norm_kwargs': {'eps': fields['norm_eps']},
+    'ls_init_value': fields['layer_scale'],
+  }
+  quick = fields['act'] == 'quick_gelu'
+  model = {
+    'embed_dim': fields['num_classes'],
+    'quick_gelu': quick,
+    'vision_cfg': vision,
+  }
+  return {'open_clip': {'model_cfg': model}}
 
 
 def _write_rules(flat: Arrays, fields: Fields) -> Table:
@@ -499,6 +530,8 @@ FORMATS = (
     within=r'visual\.',
     rules=_with_heads(clip),
     facts=_open_clip,
+    config=_open_clip_config,
+    write_rules=_write_rules,
   ),
   _format(
     'open_clip',
