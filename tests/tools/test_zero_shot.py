@@ -82,6 +82,11 @@ def test_evaluate_takes_the_classes_of_the_data(folder, capsys):
     (predict, ('w.npz', 'photos'), ('--labels',)),
     (predict, ('w.npz', 'photos', '--templates', 'my {}'), ('--labels',)),
     (evaluate, ('w.npz', '--data', 'digits', '--split', 'test'), ('--zero_shot',)),
+    (
+      evaluate,
+      ('w.npz', '--data', 'digits', '--zero_shot', '--probe', 'knn'),
+      ('--probe', '--zero_shot'),
+    ),
     (convert, ('plain.npz', 'x.npz', '--labels', 'a,b'), ('plain.npz', 'text tower')),
   ],
 )

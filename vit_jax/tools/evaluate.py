@@ -40,6 +40,8 @@ def main(argv: list[str]) -> int:
 
 def _evaluate(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
+  if args.probe and args.zero_shot:
+    raise UserError('--probe and --zero_shot are two measures: give one.')
   if args.probe:
     return probe.run(args)
   probe.check_unused(args)
@@ -55,11 +57,10 @@ def _evaluate(argv: list[str]) -> int:
   from vit_jax.evaluators import class_match, classification
   from vit_jax.train import evaluations
 
-  loaded = source.load(args)
+  loaded = zero_shot.classifier_of_data(args, source.load(args), section['data'])
   if other := OTHERS.get(models.family_of(loaded.model).outputs):
     return importlib.import_module(other).run(args, loaded, own, section)
   models.check_outputs(loaded.model, 'classes', args.source)
-  loaded = zero_shot.classifier_of_data(args, loaded, section['data'])
   K = getattr(loaded.model, 'num_classes', None)
   if K is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')

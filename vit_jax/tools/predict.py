@@ -36,11 +36,10 @@ def main(argv: list[str]) -> int:
   paths = find(args.images)
   from vit_jax import inference, models
 
-  loaded = source.load(args)
+  loaded = zero_shot.classifier(args, source.load(args))
   if other := OTHERS.get(models.family_of(loaded.model).outputs):
     return importlib.import_module(other).run(args, loaded, paths)
   models.check_outputs(loaded.model, 'classes', args.source)
-  loaded = zero_shot.classifier(args, loaded)
   importlib.import_module(OTHERS['boxes']).check_unused(args)
   if loaded.model.num_classes is None:
     raise UserError(
