@@ -33,7 +33,6 @@ class LinearSeg(nn.Module):
   backbone: nn.Module | None = None
   # How many of the last blocks of a ViT, or stages of another backbone, are concatenated.
   layers: Count = 1
-  batch_norm: bool = True
   # The dtype of a backbone without its own; the head is float32.
   dtype: jnp.dtype = jnp.float32
 
@@ -65,8 +64,7 @@ class LinearSeg(nn.Module):
       )
     maps, out = maps_of(backbone, images, train=train)
     x = self._joined(maps)
-    if self.batch_norm:
-      x = BatchNorm(name='norm')(x, train=train)
+    x = BatchNorm(name='norm')(x, train=train)
     out = {**(out if features else {}), 'joined': x}
     if self.num_classes is None:
       return x, out
@@ -100,5 +98,5 @@ FAMILY = Family(
   variant,
   inputs=lambda fields, size: {},  # it takes nothing without a backbone
   outputs='pixels',
-  tiny=(dict(backbone=_TINY), dict(backbone=_TINY, layers=2, batch_norm=False)),
+  tiny=(dict(backbone=_TINY), dict(backbone=_TINY, layers=2)),
 )

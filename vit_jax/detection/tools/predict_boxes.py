@@ -45,11 +45,6 @@ def folder_of(args, paths: list[str]) -> Path | None:
   return out
 
 
-def drawing_of(out: Path, i: int, path: str) -> str:
-  """Returns the file for the drawing of image i."""
-  return str(out / f'{i:03d}_{Path(path).stem}.png')
-
-
 def run(args, loaded, paths: list[str]) -> int:
   """Prints the boxes of every image, and draws them into `--draw`."""
   from vit_jax.detection import inference
@@ -71,7 +66,7 @@ def run(args, loaded, paths: list[str]) -> int:
     out_folder.make(out, '--draw')
     for i, image in enumerate(images):
       if 'error' not in image:
-        image['drawing'] = drawing_of(out, i, image['path'])
+        image['drawing'] = str(out / f'{i:03d}_{Path(image["path"]).stem}.png')
         _draw(image)
   if args.json:
     record = {'source': args.source, 'step': loaded.step, 'threshold': least}

@@ -1,5 +1,7 @@
 """`vit_jax predict` of a segmenter: the classes of pixels, as shares or masks."""
 
+from pathlib import Path
+
 import numpy as np
 
 from vit_jax import cli, terminal
@@ -23,7 +25,11 @@ def run(args, loaded, paths: list[str]) -> int:
   from vit_jax.detection import drawing
   from vit_jax.detection.tools import predict_boxes
 
+<<<<<<< HEAD
   for name in ('top', 'threshold'):
+=======
+  for name in ('top', 'features', 'layer', 'threshold', 'labels'):
+>>>>>>> f075b05f (A frozen backbone is not in the optimizer's state: tested; the batch norm is no option)
     if getattr(args, name) is not None:
       raise UserError(f'--{name}: {args.source} gives a class for every pixel.')
   K, names = loaded.model.num_classes, loaded.class_names
@@ -58,7 +64,8 @@ def run(args, loaded, paths: list[str]) -> int:
       images[i] = {'path': paths[i], 'width': width, 'height': height}
       images[i]['segments'] = segments
       if out:
-        images[i]['mask'] = name = predict_boxes.drawing_of(out, i, paths[i])
+        name = f'{out}/{i:03d}_{Path(paths[i]).stem}.png'
+        images[i]['mask'] = name
         mask = Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST)
         mask.putpalette(drawing.palette(K).tobytes())
         mask.save(name)
