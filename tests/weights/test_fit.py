@@ -274,34 +274,45 @@ def test_a_vit_starts_a_pyramid_and_a_backbone_what_is_built_on_it():
   assert 'unused: head/' in fpn.report
 
 
-def test_a_vit_with_registers_starts_a_vitdet(tmp_path):
+def test_a_vit_with_registers_and_scales_starts_a_vitdet(tmp_path):
   fields = dict(patch_size=(8, 8), width=16, depth=2, mlp_dim=32, num_heads=2)
+  fields |= dict(layer_scale=0.1)
 
-  def written(name, **more):
-    vit = models.build('vit', num_classes=3, registers=2, **fields, **more)
+  def written(**more):
+    vit = models.build('vit', num_classes=3, **fields, **more)
     shapes = models.shapes_of(vit, (32, 32, 3))['params']
-    rng = np.random.default_rng(0)
-    flat = {n: rng.normal(size=x.shape) for n, x in trees.flatten(shapes).items()}
-    np.savez(tmp_path / name, **{n: x.astype(np.float32) for n, x in flat.items()})
-    return str(tmp_path / name), flat
+    draw = np.random.default_rng(0).normal
+    flat = {n: np.float32(draw(size=x.shape)) for n, x in trees.flatten(shapes).items()}
+    np.savez(tmp_path / 'vit.npz', **flat)
+    return flat
 
-  source, flat = written('plain.npz')
-  section = dict(name='vitdet', global_blocks=(1,), pretrained_size=(32, 32), **fields)
-  section |= dict(act='gelu_tanh', relative=False)
-  ours = trees.flatten(vit_jax.load(source, image_size=32, model=section).params)
-  for name in ours:
-    table = np.float32(flat[name])
-    if name.endswith('pos_embedding'):  # class token, two registers, patches
-      table = np.delete(table, [1, 2], 1)
-    np.testing.assert_array_equal(ours[name], table)
-  source, flat = written('scaled.npz', layer_scale=1e-5)
-  with pytest.raises(UserError, match=naming('layer_scale', 'vitdet')):
-    vit_jax.load(source, image_size=32, model=section)
-  sfp = dict(
-    name='sfp', backbone=dict(name='vit', layer_scale=1e-5, registers=2, **fields)
+  section = dict(
+    name='vitdet', global_blocks=(0, 1), pretrained_size=(32, 32), **fields
   )
-  ours = vit_jax.load(source, image_size=32, model=sfp).params['backbone']
-  np.testing.assert_array_equal(ours['registers'], np.float32(flat['registers']))
+  section |= dict(act='gelu_tanh', relative=False)
+  start = lambda model: vit_jax.load(
+    str(tmp_path / 'vit.npz'), image_size=32, model=model
+  )
+  flat, images = written(registers=2), np.ones((1, 32, 32, 3), np.float32)
+  for name, x in trees.flatten(start(section).params).items():
+    if name.endswith('pos_embedding'):  # class token, two registers, patches
+      flat[name] = np.delete(flat[name], [1, 2], 1)
+    np.testing.assert_array_equal(x, flat[name])
+  sfp = dict(name='sfp', backbone=dict(name='vit', registers=2, **fields))
+  registers = start(sfp).params['backbone']['registers']
+  np.testing.assert_array_equal(registers, flat['registers'])
+  # Without tokens before the patches, the blocks of both compute the same.
+  written(classifier='gap')
+  vit, ours = start(dict(name='vit', classifier='gap', **fields)), start(section)
+  maps = [
+    models.maps(jax.jit(x.model.apply)(x.variables, images)[1]) for x in (vit, ours)
+  ]
+  expected = maps[0]['block01']
+  atol = 1e-5 * np.abs(expected).max()
+  np.testing.assert_allclose(maps[1]['stage2'], expected, rtol=0, atol=atol)
+  section['layer_scale'] = None
+  with pytest.raises(UserError, match=naming('LayerScale_0/gamma')):
+    start(section)
 
 
 @pytest.mark.parametrize(

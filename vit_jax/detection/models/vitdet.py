@@ -20,6 +20,7 @@ from vit_jax.models.family import Classifier, Family
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   LayerNorm,
+  LayerScale,
   MlpBlock,
   MultiHeadDotProductAttention,
   PatchEmbedding,
@@ -59,6 +60,7 @@ class Block(nn.Module):
   act: str
   norm_eps: float
   relative: bool
+  layer_scale: float | None
   dtype: jnp.dtype
 
   @nn.compact
@@ -80,9 +82,14 @@ class Block(nn.Module):
     def attend(y):
       return windows.join(attention(windows.cut(y), train=train, positions=positions))
 
+    def scale(i, y):
+      if self.layer_scale is None:
+        return y
+      return LayerScale(self.layer_scale, name=f'LayerScale_{i}')(y)
+
     x = place(x)
-    x = x + drop(attend(norm(name='LayerNorm_0')(x)))
-    return x + drop(mlp(norm(name='LayerNorm_1')(x)))
+    x = x + drop(scale(0, attend(norm(name='LayerNorm_0')(x))))
+    return x + drop(scale(1, mlp(norm(name='LayerNorm_1')(x))))
 
 
 class Encoder(nn.Module):
@@ -141,6 +148,7 @@ class ViTDet(Classifier):
   class_row: bool = True
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6
+  layer_scale: float | None = None  # as that of a ViT
   # The rate of the last block: in the paper 0.1 for B, 0.4 for L, 0.5 for H.
   stochastic_depth: Share = 0.0
 
@@ -176,6 +184,7 @@ class ViTDet(Classifier):
       self.act,
       self.norm_eps,
       self.relative,
+      self.layer_scale,
       self.dtype,
     )
     grid = tuple(

@@ -117,8 +117,9 @@ _NOT_HERE += r'|(pooled_norm|MAPHead_0|head|head_dist|pre_logits)/.*'
 _BLOCKS = dict(posemb=('learn', 'sincos2d'), posemb_where=('stem',), rope=('none',))
 _BLOCKS |= dict(relpos=('none',), attention=('full',), block=('pre',), mlp=('mlp',))
 _BLOCKS |= dict(qkv_bias=('qkv',), dense_bias=(True,), patch_bias=(True,))
-_BLOCKS |= dict(kv_heads=(None,), layer_scale=(None,), norm=('layer',))
-_BLOCKS |= dict(extra_norms=((),), stem_blocks=(None,))
+_BLOCKS |= dict(
+  kv_heads=(None,), norm=('layer',), extra_norms=((),), stem_blocks=(None,)
+)
 
 
 def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
@@ -197,7 +198,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
 
 def check_plain(fields: dict, format: str) -> None:
   """Raises ValueError for fields that neither transformers nor detectron2 has."""
-  configs.need(fields, format, num_classes=(None,))
+  configs.need(fields, format, num_classes=(None,), layer_scale=(None,))
   for field in ('patch_size', 'pretrained_size'):
     if len({*fields[field]}) > 1:
       raise ValueError(f'{format} cannot express {field}={fields[field]}: not a square')
