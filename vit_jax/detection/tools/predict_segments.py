@@ -25,11 +25,7 @@ def run(args, loaded, paths: list[str]) -> int:
   from vit_jax.detection import drawing
   from vit_jax.detection.tools import predict_boxes
 
-<<<<<<< HEAD
-  for name in ('top', 'threshold'):
-=======
-  for name in ('top', 'features', 'layer', 'threshold', 'labels'):
->>>>>>> f075b05f (A frozen backbone is not in the optimizer's state: tested; the batch norm is no option)
+  for name in ('top', 'threshold', 'labels'):
     if getattr(args, name) is not None:
       raise UserError(f'--{name}: {args.source} gives a class for every pixel.')
   K, names = loaded.model.num_classes, loaded.class_names
