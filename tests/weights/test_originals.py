@@ -79,6 +79,55 @@ def test_goldens_agree(name, size):
     np.testing.assert_allclose(ours[key], expected[key], rtol=0, atol=atol, err_msg=key)
 
 
+# Models of timm -> (their authors' file, what timm's conversion renamed, back).
+RENAMED = {
+  'deit3_timm': ('deit_3_small_224_1k.pth', [(r'ls(\d)\.gamma', r'gamma_\1')]),
+  'deit_distilled_timm': ('deit_tiny_distilled_patch16_224-b40b3cf7.pth', []),
+  'aimv2_timm': (
+    'aimv2.pth',
+    [
+      (r'patch_embed', 'preprocessor.patchifier'),
+      (r'^pos_embed', 'preprocessor.pos_embed'),
+      (r'^norm', 'trunk.post_trunk_norm'),
+      (r'^blocks', 'trunk.blocks'),
+      (r'\.norm(\d)', r'.norm_\1'),
+      (r'fc1_x', 'fc3'),
+      (r'fc1_g', 'fc1'),
+    ],
+  ),
+  'eva02_tiny_timm': (
+    'eva02_Ti_pt_in21k_ft_in1k_p14.pt',
+    [(r'mlp\.fc1', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3')],
+  ),
+  'eva02_postnorm_timm': ('EVA02_CLIP_E_psz14_s4B.pt', [('^', 'visual.')]),
+}
+
+
+@pytest.mark.parametrize('name', RENAMED)
+def test_what_timm_renamed(name, tmp_path, monkeypatch):
+  file, names = RENAMED[name]
+  expected = np.load(GOLDEN / f'{name}.expected.npz')
+  arrays = {}
+  for key, x in arrays_of(name).items():
+    for regex, new in names:
+      key = re.sub(regex, new, key)
+    arrays[key] = x
+  if 'tiny_timm' in name:  # the authors keep the tables of a grid of 4 x 4
+    rows = np.arange(16)[:, None] // 4 * 16 / 4 * 10_000 ** -(np.arange(4) / 4)
+    arrays['rope.freqs_cos'] = np.cos(np.repeat(rows, 4, axis=1))
+  monkeypatch.setattr(readers, 'read', lambda path: readers.Raw(arrays, {}))
+  (tmp_path / file).touch()
+  heads = 3 if 'postnorm' in name else 2
+  loaded = vit_jax.load(str(tmp_path / file), num_heads=heads)
+  assert loaded.format == 'authors'
+  logits, out = jax.jit(loaded.model.apply)(loaded.variables, expected['image'])
+  np.testing.assert_allclose(out['tokens'], expected['embed'], rtol=0, atol=2e-5)
+  np.testing.assert_allclose(out['block01'], expected['block_2'], rtol=0, atol=2e-5)
+  last = 'logits' if 'logits' in expected else 'pre_logits'
+  result = logits if last == 'logits' else out[last]
+  np.testing.assert_allclose(result, expected[last], rtol=0, atol=1e-5)
+
+
 # -- published names ------------------------------------------------------------------
 
 
