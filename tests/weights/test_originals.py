@@ -132,29 +132,35 @@ def test_what_timm_renamed(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('golden', 'name', 'fields'),
+  ('name', 'fields'),
   [
-    ('dinov2_original', 'dinov2_vitb14_pretrain.pth', {}),
-    ('clip_openai', 'ViT-B-32.pt', {'act': 'quick_gelu'}),
-    ('mae_original', 'mae_pretrain_vit_base.pth', {}),
-    ('eva02_clip_original', 'EVA02_CLIP_B_psz16_s8B.pt', {}),
-    ('pe_core_original', 'PE-Core-B16-224.pt', {'map_heads': 8}),
+    ('dinov2_vitg14_reg4_pretrain.pth', {'num_heads': 24}),
+    ('ViT-L-14-336px.pt', {'num_heads': 16, 'act': 'quick_gelu'}),
+    ('mae_pretrain_vit_huge.pth', {'num_heads': 16}),
+    ('deit_3_medium_224_21k.pth', {'num_heads': 8, 'posemb_tokens': 'patches'}),
+    ('EVA02_CLIP_E_psz14_s4B.pt', {'num_heads': 16, 'block': 'post'}),
+    ('eva02_Ti_pt_in21k_p14.pt', {'num_heads': 3}),
+    ('IN22K-vit.g.16-600e.pth.tar', {'num_heads': 16}),
+    ('PE-Core-T16-384.pt', {'num_heads': 3}),
+    ('dinov3_vit7b16_pretrain_sat493m-a6675841.pth', {}),
+    ('mine.pth', {}),
   ],
 )
-def test_a_published_name_tells_what_arrays_do_not(
-  golden, name, fields, tmp_path, monkeypatch
-):
-  monkeypatch.setitem(vit_originals._HEADS, 'B', 2)  # these small files have two
-  for size in ('b', 'base'):
-    monkeypatch.setitem(vit_originals._HEADS, size, 2)
-  monkeypatch.setattr(readers, 'read', lambda path: readers.Raw(arrays_of(golden), {}))
-  for file in (name, 'mine.pth'):
-    (tmp_path / file).touch()
-  source = weights.read(str(tmp_path / name))
-  fields = {'num_heads': 2, **fields}
-  assert {key: source.fields[key] for key in fields} == fields
-  assert source.pp
-  with pytest.raises(UserError, match=naming('num_heads')):
+def test_a_published_name_tells_what_arrays_do_not(name, fields):
+  told, images = vit_originals.published(name)
+  assert told == fields
+  assert ('mean' in images) == ('sat493m' in name)
+
+
+def test_a_file_without_such_a_name_is_asked_for(tmp_path, monkeypatch):
+  raw = readers.Raw(arrays_of('clip_openai'), {})
+  monkeypatch.setattr(readers, 'read', lambda path: raw)
+  for name in ('ViT-B-32.pt', 'mine.pth'):
+    (tmp_path / name).touch()
+  source = weights.read(str(tmp_path / 'ViT-B-32.pt'), num_heads=1)
+  assert source.fields['act'] == 'quick_gelu'
+  assert '-1.79' in source.pp  # CLIP's levels
+  with pytest.raises(UserError, match=naming('num_heads', 'act')):
     weights.read(str(tmp_path / 'mine.pth'))
 
 

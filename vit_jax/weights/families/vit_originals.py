@@ -2,10 +2,11 @@
 
 The arrays tell widths, depth, registers, norms, gates and biases. They do not tell heads,
 activation and rotary positions: those are constants of the authors' code, follow from the
-name of a published file (`PUBLISHED`), or are passed by the user.
+name of a published file, or are passed by the user.
 """
 
 import functools
+import json
 import math
 import re
 from collections.abc import Callable
@@ -33,43 +34,20 @@ _HALF_LEVELS = {'mean': (0.5,) * 3, 'std': (0.5,) * 3}
 _CROPPED = {'interpolation': 'bicubic', 'crop_pct': 0.875}
 _WHOLE = {'interpolation': 'bicubic', 'crop_pct': 1.0}
 _SQUASHED = {'interpolation': 'bilinear', 'crop_pct': 1.0, 'crop_mode': 'squash'}
-# Regex of a file's name -> what differs.
-_IMAGES = {
-  '.*_sat493m': {'mean': (0.43, 0.411, 0.296), 'std': (0.213, 0.156, 0.143)},
-  'deit_3_': {'crop_pct': 1.0},
-}
-
-_HEADS = {'Ti': 3, 'S': 6, 'B': 12, 'L': 16, 'H': 16, 'tiny': 3, 'small': 6, 'base': 12}
-_HEADS |= {'medium': 8, 'large': 16, 'huge': 16, 's': 6, 'b': 12, 'l': 16, 'g': 24}
-
-# Regex of a file's name -> (its first group -> fields that the arrays do not tell).
-_heads = lambda size: {'num_heads': _HEADS[size]}
-PUBLISHED: dict[str, Callable[[str], Fields]] = {
-  r'dinov2_vit([sblg])14.*': _heads,
-  r'mae_\w+_vit_(base|large|huge).*': _heads,
-  r'deit_(tiny|small|base)_(?:distilled_)?patch16.*': _heads,
-  r'deit_3_(small|medium|base|large|huge)_.*': lambda size: (
-    _heads(size) | {'posemb_tokens': 'patches'}
-  ),
-  r'IN(?:1|22)K-vit\.([hg])\.\d+.*': lambda size: {'num_heads': 16},  # I-JEPA
-  # OpenAI's. With 64 channels a head, as all of its models.
-  r'ViT-([BL])-\d+(?:-336px)?\.pt': lambda size: _heads(size) | {'act': 'quick_gelu'},
-  r'eva02_(Ti|S|B|L)_.*': _heads,
-  r'EVA02_CLIP_([BL])_.*': _heads,
-  r'EVA02_CLIP_E_.*': lambda _: {'num_heads': 16, 'block': 'post'},
-  r'EVA01_CLIP_g_.*': lambda _: {'num_heads': 16, 'block': 'pre'},
-  r'PE-(?:Core|Lang|Spatial)-([TSBLG])\d+.*': lambda size: {
-    'num_heads': {'T': 3, 'G': 16}.get(size) or _HEADS[size]
-  },
-}
 
 
-def published(name: str) -> Fields:
-  """Returns the fields that the name of a published file tells, {} for other names."""
-  for regex, fields in PUBLISHED.items():
+def published(name: str) -> tuple[Fields, dict]:
+  """Returns (fields, facts of images) that the name of a published file tells.
+
+  vit_originals.json has regexes of names. A group of the regex tells the heads.
+  """
+  rows = json.loads(Path(__file__).with_suffix('.json').read_text('utf-8'))
+  for regex, row in rows.items():
     if match := re.fullmatch(regex, name):
-      return fields(next(filter(None, match.groups()), ''))
-  return {}
+      heads = row['heads'][match[1]] if 'heads' in row else None
+      fields = {'num_heads': heads} if heads else {}
+      return fields | row.get('fields', {}), row.get('images', {})
+  return {}, {}
 
 
 def _facts(images: dict, image_size=None, **usual) -> Reader:
@@ -84,11 +62,9 @@ def _facts(images: dict, image_size=None, **usual) -> Reader:
     own = {k: tuple(v) if isinstance(v, list) else v for k, v in own.items()}
     size = configs.pair(ours.get('image_size'))
     names = configs.texts(ours.get('class_names'))
-    name = Path(source).name
-    special = [x for regex, x in _IMAGES.items() if re.match(regex, name)]
-    fields = usual | published(name) | own
-    facts = Facts(fields, size or image_size, names, ours.get('pp'), config=config)
-    return facts._replace(images=functools.reduce(dict.__or__, special, images))
+    fields, special = published(Path(source).name)
+    facts = Facts(usual | fields | own, size or image_size, names, ours.get('pp'))
+    return facts._replace(config=config, images=images | special)
 
   return read
 
@@ -578,7 +554,7 @@ FORMATS = (
   _format(  # timm's names, told apart by the name of the file
     'authors',
     marker=r'blocks\.0\.attn\.qkv\.weight',
-    when=lambda config, name: 'architecture' not in config and bool(published(name)),
+    when=lambda config, name: 'architecture' not in config and bool(published(name)[0]),
     rules=_with_heads(plain),
     facts=_facts(_CROPPED),
   ),
