@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax import cli, files, terminal
+from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import BadImage, UserError, choose, printable
 from vit_jax.tools import embed, features, out_folder, predict, zero_shot
-from vit_jax.version import __version__
 
 _TOP, _BATCH = 10, 8
 _ROWS = 1 << 16  # Features on the device at a time
@@ -76,7 +76,6 @@ def _queries(args, file, layer: str) -> list[dict]:
   """Returns {query, rows and similarities of the nearest, or error} for every query."""
   queries = args.text or predict.find(args.queries)
   from vit_jax import inference, sharding, weights
-  from vit_jax.data.single_image import SingleImage
 
   recipe, name = file.record['recipe'], args.source or file.record['source']
   options = file.record['options'] | {'dtype': recipe['dtype']}
@@ -155,7 +154,7 @@ def linked(x: np.ndarray, threshold: float) -> np.ndarray:
 
   @jax.jit
   def similar(a, b, start):
-    pairs = jnp.dot(a, b.T, precision='highest') >= threshold - 1e-6  # Roundings
+    pairs = jnp.dot(a, b.T, precision='highest') >= threshold - 1e-6  # roundings
     # Each pair once: the second row is behind the first.
     pairs &= jnp.arange(len(b)) + start > jnp.arange(len(a))[:, None]
     return pairs.any(), pairs
@@ -196,51 +195,34 @@ def _render(group: dict) -> str:
 
 def _page(name: str, groups: list[dict]) -> str:
   """Returns the HTML of a page of pictures."""
-  import importlib.resources
+  from vit_jax.tools.report import page, pictures
 
-  import jinja2
+  small, sections = SingleImage('decode|resize_small(160)|value_range(0, 255)'), []
 
-  sections = []
+  def picture(path):
+    try:
+      return pictures.url(np.uint8(small(path)))
+    except BadImage:
+      return None
+
   shown = groups[:_GROUPS]
   for group in terminal.progress(shown, len(shown), 'page', 'groups'):
     images = group['images']
-    pictures = [(row['path'], f'{row["similarity"]:.3f}') for row in images[:_PICTURES]]
+    rows = [(row['path'], f'{row["similarity"]:.3f}') for row in images[:_PICTURES]]
     if Path(group.get('query', '')).is_file():
-      pictures = [(group['query'], 'query'), *pictures]
+      rows = [(group['query'], 'query'), *rows]
     title = group.get('query', f'{len(images)} images')
     note = group.get('error') or _rest(len(images) - _PICTURES, 'images')
-    sections.append((title, note, [(*row, _picture(row[0])) for row in pictures]))
-  tools = importlib.resources.files('vit_jax.tools')
-  style = tools / 'report' / 'template' / 'page.css'
-  environment = jinja2.Environment(
-    loader=jinja2.PackageLoader('vit_jax.tools', 'template'),
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
+    sections.append((title, note, [(*row, picture(row[0])) for row in rows]))
+  title, note = (
+    f'Similar images: {Path(name).name}',
+    _rest(len(groups) - _GROUPS, 'groups'),
   )
-  return environment.get_template('search.html').render(
-    title=f'Similar images in {Path(name).name}',
-    style=style.read_text(encoding='utf-8'),
-    sections=sections,
-    note=_rest(len(groups) - _GROUPS, 'groups'),
-    footer=f'vit_jax {__version__}',
-  )
+  return page.filled('search.html', title=title, sections=sections, note=note)
 
 
 def _rest(number: int, noun: str) -> str:
   return f'and {number:,} more {noun}' if number > 0 else ''
-
-
-def _picture(path: str) -> str | None:
-  """Returns an image as a data URL, or None if it cannot be read."""
-  from vit_jax.data.single_image import SingleImage
-  from vit_jax.tools.report import pictures
-
-  small = SingleImage('decode|resize_small(160)|value_range(0, 255)')
-  try:
-    return pictures.url(np.uint8(small(path)))
-  except BadImage:
-    return None
 
 
 def _parser() -> cli.Parser:

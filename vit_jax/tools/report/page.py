@@ -69,6 +69,22 @@ def render(runs: list[Run]) -> tuple[str, list[str]]:
     prefix = f'{run.name}: ' if len(runs) > 1 else ''
     left_out += [prefix + line for line in missing]
     sections.append({'run': run, 'evaluations': evaluations, **_about(run)})
+  html = filled(
+    'page.html',
+    title=runs[0].name if len(runs) == 1 else f'{len(runs)} runs',
+    plots=_file('uPlot.min.css'),
+    script=_file('uPlot.iife.min.js') + _file('page.js'),
+    sections=sections,
+    cards=head.deciding(runs[0]) if len(runs) == 1 else [],
+    results=head.compared(runs),
+    left_out=left_out,
+    data={'runs': [run.name for run in runs], 'charts': charts},
+  )
+  return html, left_out
+
+
+def filled(template: str, **values) -> str:
+  """Returns the HTML of a template, with the style and the footer of all pages."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('vit_jax.tools.report', 'template'),
     autoescape=True,
@@ -76,18 +92,8 @@ def render(runs: list[Run]) -> tuple[str, list[str]]:
     lstrip_blocks=True,
   )
   now = datetime.datetime.now(datetime.UTC).strftime('%Y-%m-%d %H:%M UTC')
-  html = environment.get_template('page.html').render(
-    title=runs[0].name if len(runs) == 1 else f'{len(runs)} runs',
-    style=_file('uPlot.min.css') + _file('page.css'),
-    script=_file('uPlot.iife.min.js') + _file('page.js'),
-    sections=sections,
-    cards=head.deciding(runs[0]) if len(runs) == 1 else [],
-    results=head.compared(runs),
-    left_out=left_out,
-    data={'runs': [run.name for run in runs], 'charts': charts},
-    footer=f'vit_jax {__version__}, {now}',
-  )
-  return html, left_out
+  values |= {'style': _file('page.css'), 'footer': f'vit_jax {__version__}, {now}'}
+  return environment.get_template(template).render(**values)
 
 
 def _file(name: str) -> str:
