@@ -1,5 +1,6 @@
 """Names under which others publish models."""
 
+import jax
 import pytest
 
 import vit_jax
@@ -60,6 +61,39 @@ def test_published_names(name, model, variant):
   models.build(name)
 
 
+@pytest.mark.parametrize(
+  ('name', 'size', 'parameters'),
+  [
+    # Exact counts of the published files; without heads, but where one is named.
+    ('facebook/dinov2-small', 518, 22_056_192),
+    ('facebook/dinov2-giant', 518, 1_136_479_232),
+    ('facebook/dinov2-with-registers-base', 518, 86_582_784),
+    ('facebook/dinov3-vits16-pretrain-lvd1689m', 224, 21_596_160),
+    ('facebook/dinov3-vithplus16-pretrain-lvd1689m', 224, 840_591_360),
+    ('facebook/dinov3-vit7b16-pretrain-lvd1689m', 224, 6_716_030_976),
+    ('facebook/deit-small-distilled-patch16-224', 224, 22_436_432),
+    ('microsoft/beit-base-patch16-224', 224, 86_530_984),
+    ('microsoft/beit-large-patch16-512', 512, 305_674_728),
+    ('openai/clip-vit-base-patch32', 224, 87_849_216),
+    ('openai/clip-vit-large-patch14-336', 336, 304_293_888),
+    ('laion/CLIP-ViT-H-14-laion2B-s32B-b79K', 224, 632_076_800),
+    ('google/siglip-base-patch16-224', 224, 92_884_224),
+    ('google/siglip-so400m-patch14-384', 384, 428_225_600),
+    ('google/siglip2-giant-opt-patch16-256', 256, 1_163_168_256),
+    ('facebook/vit-mae-huge', 224, 630_764_800),
+    ('facebook/ijepa_vitg16_22k', 224, 1_011_368_576),
+    ('apple/aimv2-large-patch14-224', 224, 309_197_824),
+    ('apple/aimv2-3B-patch14-224', 224, 2_720_658_432),
+  ],
+)
+def test_names_of_the_hub_have_the_published_number_of_parameters(
+  name, size, parameters
+):
+  model = vit_jax.create_model(name, scan=True)  # quick to trace
+  shapes = models.shapes_of(model, (size, size, 3))['params']
+  assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
+
+
 @pytest.mark.parametrize('name', ['vit_small_patch16_gap_224', 'ViT-S_16-gap-norep'])
 def test_names_of_models_that_average(name):
   assert models.build(name).classifier == 'gap'
@@ -113,7 +147,7 @@ def test_listed_names_are_of_models_and_weights():
     ('ViT-B/16', 'ViT-B_16'),
     ('vit_b_16', 'ViT-B_16'),
     ('vit_base_path16_224', 'vit_base_patch16_224'),
-    ('google/vit-base-patch16-224', 'vit_base_patch16_224'),
+    ('facebook/dinov2_small', 'facebook/dinov2-small'),
   ],
 )
 def test_a_name_that_is_nearly_one(name, near):

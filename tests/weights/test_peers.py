@@ -30,6 +30,7 @@ from tests.support.peers import (
   theirs,
 )
 from tests.tools.test_convert import logits_of, random_source
+from tests.weights import test_vit_hf
 from vit_jax import cli, imagenet, inference, trees, weights
 from vit_jax.tools import push
 from vit_jax.weights.adapt import resize_positions
@@ -239,6 +240,28 @@ def test_bicubic_positions_are_those_of_timm(torch, timm):
     )
     exact = exact.permute(0, 2, 3, 1).reshape(1, -1, 8).numpy()
     np.testing.assert_allclose(result[:, 1:], exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', test_vit_hf.NAMES)
+def test_transformers_reads_its_vits_as_they_are_written(
+  torch, transformers, tmp_path, name
+):
+  weights.write(weights.read(GOLDEN / name), tmp_path / 'a', 'hf')
+  config = json.loads((tmp_path / 'a' / 'config.json').read_text())
+  read = getattr(transformers, config['architectures'][0]).from_pretrained
+  model, info = read(tmp_path / 'a', output_loading_info=True)
+  missing = [key for key in info['missing_keys'] if not key.startswith('pooler.')]
+  assert (missing, [*info['unexpected_keys']]) == ([], [])
+  expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
+  images = torch.from_numpy(expected.pop('image').transpose(0, 3, 1, 2).copy())
+  if name == 'mae_hf':  # all of its tokens
+    expected['last_hidden_state'] = expected['tokens']
+  result, compared = model.eval()(images), 0
+  for key in ('last_hidden_state', 'logits', 'image_embeds'):
+    if hasattr(result, key) and key in expected:
+      compared += 1
+      np.testing.assert_allclose(result[key].numpy(), expected[key], rtol=0, atol=2e-5)
+  assert compared
 
 
 # -- maps: Swin and ConvNeXt, and every golden --------------------------------------------

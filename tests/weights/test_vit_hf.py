@@ -77,6 +77,7 @@ def agree(loaded, file) -> None:
     ('siglip_classifier_hf', (48, 24)),
     ('deit_distilled_hf', (48, 24)),
     ('ijepa_hf', (48, 24)),
+    ('beit_hf', (48, 48)),
   ],
 )
 def test_other_sizes_agree(name, size):
@@ -105,6 +106,19 @@ def test_golden_agrees_and_comes_back(tmp_path, name):
   for key in written:
     if 'mask_token' not in key:
       np.testing.assert_array_equal(written[key], arrays[key], err_msg=key)
+
+
+@pytest.mark.parametrize('number', range(3))
+def test_naflex_at_a_fixed_size(number):
+  expected = np.load(GOLDEN / 'siglip2_naflex_hf.expected.npz')
+  image = expected[f'image_{number}']
+  loaded = vit_jax.load(GOLDEN / 'siglip2_naflex_hf', image_size=image.shape[:2])
+  computed = outputs(loaded, image[None])
+  tokens = computed['last_hidden_state'][0]
+  theirs = expected['image_tokens'][number, : len(tokens)]
+  np.testing.assert_allclose(tokens, theirs, rtol=0, atol=2e-5)
+  pooled = expected['image_pooled'][number]
+  np.testing.assert_allclose(computed['pooler_output'][0], pooled, rtol=0, atol=2e-5)
 
 
 # Keys that decide, whose default is that of the golden's class: files leave them out.
@@ -169,20 +183,6 @@ def test_both_spellings_of_names(tmp_path, name, changes):
   )
   assert source.flat.keys() == expected.flat.keys()
   assert source.fields == expected.fields
-
-
-def test_gate_and_value_of_swiglu_apart(tmp_path):
-  folder = folder_of(tmp_path, 'dinov2_reg4_swiglu_hf')
-  arrays = load_file(folder / 'model.safetensors')
-  for name in [n for n in arrays if 'mlp.weights' in n]:
-    x = arrays.pop(name)
-    if 'weights_out' in name:
-      arrays[name.replace('weights_out', 'down_proj')] = x
-      continue
-    for part, half in zip(('gate_proj', 'up_proj'), np.split(x, 2), strict=True):
-      arrays[name.replace('weights_in', part)] = half.copy()
-  save_file(arrays, folder / 'model.safetensors')
-  agree(vit_jax.load(folder), GOLDEN / 'dinov2_reg4_swiglu_hf.expected.npz')
 
 
 # golden -> (key of the config, another value, words of the error)

@@ -156,9 +156,11 @@ def _facts(name: str) -> Family:
   """Returns the `Family` of a model, by any name that `parse_name` accepts."""
   key, *_ = parse_name(name)
   if key not in MODELS:
+    hubs = (other.removeprefix('hf:') for other in names(on_hub=True))
+    near = did_you_mean(name, [*names(), *hubs])
     raise UserError(
       f'Unknown model {name!r}: one of {list(MODELS)}, or a published name such as '
-      f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{did_you_mean(name, names())}"
+      f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{near}"
     )
   return MODELS[key]
 
@@ -175,7 +177,8 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
 
   Published names are those of `Family.published`: timm's ('vit_base_patch16_224',
   'mixer_b16_224') and Google's ('ViT-B_16', 'R50+ViT-B_16', 'BiT-R50x1'). The input size
-  at the end of timm's names is dropped.
+  at the end of timm's names is dropped. Those of transformers' ViTs on the hub are in
+  `hub` ('facebook/dinov2-small').
   """
   if variant is None and name not in MODELS:
     head, colon, rest = name.partition(':')
@@ -185,6 +188,11 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
       for regex, described in MODELS[key].published:
         if match := re.fullmatch(regex, name):
           return key, *described(*match.groups())
+    if '/' in name:
+      from vit_jax.models import hub
+
+      if described := hub.published(name):
+        return 'vit', *described
     name, variant = head if colon else name, rest or None
   return name, variant, {}
 

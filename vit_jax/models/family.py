@@ -76,6 +76,8 @@ class Family:
       of other tokens), of its rows ('h') or of its columns ('w').
     offsets: regex of learned tables of offsets, [2 h - 1, 2 w - 1, M] in a window of
       h x w or [2 n - 1, Dh] along one side of a map, which are resized for another.
+    pairs: regex of learned tables [(2 h - 1) (2 w - 1) + r, M] by the offset of two patches
+      of a grid (h, w), with r more rows, that are resized for another grid.
     position: name of the position table before the first block, or None.
     patches: name of a patch kernel that can be resized to other patches, or None.
     stride: fields -> pixels per position of the last features, down and across.
@@ -104,6 +106,7 @@ class Family:
   matrices: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], ...] = ()
   positions: tuple[tuple[str, str], ...] = ()
   offsets: str | None = None
+  pairs: str | None = None
   position: str | None = None
   patches: str | None = None
   published: tuple[tuple[str, Callable], ...] = ()
@@ -131,6 +134,7 @@ class Family:
       stems=tuple(map(below, backbone.stems)),
       positions=tuple((inside(regex), axes) for regex, axes in backbone.positions),
       offsets=inside(backbone.offsets),
+      pairs=inside(backbone.pairs),
       position=below(backbone.position),
       patches=below(backbone.patches),
       stride=lambda fields: backbone.stride(fields['backbone']),

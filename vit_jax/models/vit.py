@@ -663,12 +663,15 @@ FAMILY = Family(
     (r'.*/posembed_input/pos_embedding_y', 'h'),
     (r'.*/posembed_input/pos_embedding_x', 'w'),
   ),
+  pairs=r'Transformer/(encoderblock_\d+/)?relpos/table',
   position='Transformer/posembed_input/pos_embedding',
   patches='embedding/kernel',
   stride=lambda f: tuple(
     n * resnet.stride(f.get('stem_blocks')) for n in f['patch_size']
   ),
-  any_size=lambda fields: fields['posemb'] in ('sincos2d', 'rotary', 'none'),
+  any_size=lambda fields: (
+    fields['posemb'] in ('sincos2d', 'rotary', 'none') and fields['relpos'] == 'none'
+  ),
   published=PUBLISHED,
   tiny=(
     dict(variant='mu/8', depth=2),

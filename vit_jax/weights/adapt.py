@@ -128,6 +128,17 @@ def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
   return resample.apply(table, rows, columns).astype(table.dtype)
 
 
+def resize_pairs(
+  table: np.ndarray, old: tuple[int, int], new: tuple[int, int]
+) -> np.ndarray:
+  """Resizes a table of pairs of patches, see `Family.pairs`, as transformers' BEiT does."""
+  before, after = ([2 * n - 1 for n in grid] for grid in (old, new))
+  pairs = table[: math.prod(before)].reshape(*before, -1)
+  rows, columns = map(RESIZERS['bilinear_plain'], before, after)
+  pairs = resample.apply(pairs, rows, columns).reshape(-1, table.shape[1])
+  return np.concatenate([pairs, table[math.prod(before) :]]).astype(table.dtype)
+
+
 def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   """Resizes a patch embedding's kernel [ph, pw, C, D] to patches of `new` pixels.
 
@@ -317,6 +328,13 @@ def _resized(source, flat, model, shapes, image_size, method) -> tuple[dict, lis
       a, b = ('x'.join(str((n + 1) // 2) for n in side) for side in (before, after))
       kind = ('windows', 'bicubic') if len(after) == 2 else ('sides of maps', 'linear')
       notes.append(f'position tables of {kind[0]} resized from {a} to {b}, {kind[1]}')
+    elif before != after and re.fullmatch(family.pairs or '', name):
+      side = (math.isqrt(len(x)) + 1) // 2  # an unknown grid is taken as square
+      before = old or (side, side)
+      resized[name] = resize_pairs(x, before, new)
+      notes.append(
+        f'tables of pairs of patches resized from {before} to {new}, bilinear'
+      )
     elif axes and x.ndim == 3:
       if axes == 'hw':  # an unknown grid is taken as square
         side = math.isqrt(max(x.shape[1] - (shape[1] - math.prod(new)), 0))

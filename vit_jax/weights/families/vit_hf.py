@@ -1,229 +1,151 @@
 """The ViTs of transformers: config.json and arrays to a `ViT`, and back.
 
-The model_type of a config names a row of KINDS: its options pair keys of the config with
-fields of `ViT`. A key that is absent has the default of its class. Arrays show neither
+The model_type of a config names a row of KINDS, which says how its keys and the fields of
+`ViT` translate. A key that is absent has the default of its class. Arrays show neither
 activation, epsilon nor rotary positions, so the config comes first; where it contradicts
 the arrays, the file is refused.
 """
 
-import functools
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax import models
 from vit_jax.models.vit import has_cls
-from vit_jax.weights import configs, layers, pipelines
+from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.configs import Facts
-from vit_jax.weights.families.vit import (
-  ATTENTION,
-  BLOCK,
-  MAP,
-  MLP,
-  POSITIONS,
-  grid,
-  infer,
-)
+from vit_jax.weights.families import vit
+from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
 from vit_jax.weights.formats import TRAINING, Format
 from vit_jax.weights.rename import Arrays, Rule, Table, respelled, table, with_bare
 
+# -- keys of configs and fields -------------------------------------------------------
 
-class Option(NamedTuple):
-  """Keys of a config, with the defaults of their class, and fields that say the same."""
-
-  keys: dict[str, Any]
-  fields: tuple[str, ...]
-  load: Callable[..., tuple]  # values of the keys -> values of the fields
-  save: Callable[..., tuple | None]  # the inverse; None: its class has no such value
-
-
-def _same(key: str, default, field: str, load=lambda x: x, save=lambda x: x) -> Option:
-  return Option({key: default}, (field,), lambda x: (load(x),), lambda x: (save(x),))
-
-
-def _choice(keys: dict[str, Any], fields: str, values: dict) -> Option:
-  """An option of a few values: {values of the keys: values of the fields}."""
-  plural = lambda x: x if isinstance(x, tuple) else (x,)
-  values = {plural(theirs): plural(ours) for theirs, ours in values.items()}
-
-  def load(*theirs):
-    if theirs not in values:
-      stated = ', '.join(f'{k}={v!r}' for k, v in zip(keys, theirs, strict=True))
-      raise ValueError(f'{stated} is not read, only one of {list(values)}')
-    return values[theirs]
-
-  inverse = {ours: theirs for theirs, ours in reversed(values.items())}
-  return Option(keys, tuple(fields.split()), load, lambda *ours: inverse.get(ours))
-
-
-def _act_of(act: str) -> str:
-  return configs.HF_ACTS.get(act, act)
-
-
-def _sizes(width=768, depth=12, heads=12, patch=16) -> tuple[Option, ...]:
-  return (
-    _same('hidden_size', width, 'width'),
-    _same('num_hidden_layers', depth, 'depth'),
-    _same('num_attention_heads', heads, 'num_heads'),
-    _same('patch_size', patch, 'patch_size', configs.pair, configs.one),
-  )
-
-
-def _body(act='gelu', eps=1e-12, *sizes, mlp=3072, norm='layer_norm_eps', **more):
-  """The options that nearly all classes have."""
-  return (
-    *_sizes(*sizes, **more),
-    _same('intermediate_size', mlp, 'mlp_dim'),
-    _same('hidden_act', act, 'act', configs.activation, _act_of),
-    _same(norm, eps, 'norm_eps', configs.epsilon),
-  )
-
-
-def _dinov2_mlp() -> Option:
-  """The MLP of DINOv2, as wide as a multiple of the model; two thirds of that if gated."""
-
-  def load(ratio, gated, act, width):
-    hidden = int(width * ratio)
-    if not gated:
-      return 'mlp', configs.activation(act), hidden, width
-    return 'swiglu', 'silu', (int(hidden * 2 / 3) + 7) // 8 * 8, width
-
-  def save(mlp, act, hidden, width):
-    gated = mlp == 'swiglu'
-    ratio = round(hidden / width * (1.5 if gated else 1))
-    return ratio, gated, 'gelu' if gated else _act_of(act), width
-
-  keys = {'mlp_ratio': 4, 'use_swiglu_ffn': False, 'hidden_act': 'gelu'}
-  fields = ('mlp', 'act', 'mlp_dim', 'width')
-  return Option(keys | {'hidden_size': 768}, fields, load, save)
-
-
-def _augment() -> Option:
-  """DINOv3's augmentation of places: a shift of 0 and factors of 1 are none."""
-
-  def load(shift, jitter, rescale):
-    values = (float(shift or 0), float(jitter or 1), float(rescale or 1))
-    return (None if values == (0, 1, 1) else values,)
-
-  keys = {'pos_embed_shift': None, 'pos_embed_jitter': None, 'pos_embed_rescale': 2.0}
-  return Option(keys, ('rope_augment',), load, lambda x: x or (0.0, 1.0, 1.0))
-
-
-_BIAS = _choice({'qkv_bias': True}, 'qkv_bias', {True: 'qkv', False: 'none'})
-_SCALE = _same('layerscale_value', 1.0, 'layer_scale')
-_EPS = _same('layer_norm_eps', 1e-6, 'norm_eps', configs.epsilon)
-_VIT = (*_body(), _BIAS)
-_DINOV2 = (_dinov2_mlp(), _EPS, _BIAS, _SCALE)
-_SHARED = 'use_shared_relative_position_bias'
-_BEIT = (
-  *_body(),
-  _choice(
-    {'use_relative_position_bias': False, _SHARED: False},
-    'relpos',
-    {(False, False): 'none', (True, False): 'layer', (False, True): 'shared'},
-  ),
-  _choice(
-    {'use_absolute_position_embeddings': False},
-    'posemb',
-    {False: 'none', True: 'learn'},
-  ),
-  _choice(
-    {'use_mean_pooling': True},
-    'classifier final_norm cls_token',
-    {True: ('gap', 'pooled', True), False: ('token', 'tokens', True)},
-  ),
-  _same(
-    'layer_scale_init_value', 0.1, 'layer_scale', lambda x: x or None, lambda x: x or 0
-  ),
-)
-_BASE = (
-  lambda x: None if x == 100 else float(x),
-  lambda x: x if type(x) is float else 100,
-)
-_DINOV3 = (
-  *(*_body('gelu', 1e-5, 384, heads=6, mlp=1536), _SCALE, _augment()),
-  _same('num_register_tokens', 0, 'registers'),
-  _same('rope_theta', 100, 'rope_base', *_BASE),
-  _choice({'use_gated_mlp': False}, 'mlp', {False: 'mlp', True: 'swiglu'}),
-  _choice(
-    {'query_bias': True, 'key_bias': False, 'value_bias': True},
-    'qkv_bias',
-    {(True, False, True): 'qv', (True,) * 3: 'qkv', (False,) * 3: 'none'},
-  ),
-  _choice(
-    {'proj_bias': True, 'mlp_bias': True},
-    'dense_bias',
-    {(True, True): True, (False, False): False},
-  ),
-)
-_AIMV2 = (
-  *_body('silu', 1e-5, 1024, 24, 8, 14, mlp=2816, norm='rms_norm_eps'),
-  _choice(
-    {'qkv_bias': False, 'mlp_bias': False},
+# Keys that have a field of their own.
+_FIELDS = {
+  'hidden_size': 'width',
+  'num_hidden_layers': 'depth',
+  'num_attention_heads': 'num_heads',
+  'intermediate_size': 'mlp_dim',
+  'patch_size': 'patch_size',
+  'hidden_act': 'act',
+  'layer_norm_eps': 'norm_eps',
+  'rms_norm_eps': 'norm_eps',
+  'num_register_tokens': 'registers',
+  'layerscale_value': 'layer_scale',
+  'layer_scale_init_value': 'layer_scale',
+}
+_LOAD = {'patch_size': configs.pair, 'hidden_act': configs.activation}
+_LOAD |= dict.fromkeys(('layer_norm_eps', 'rms_norm_eps'), configs.epsilon)
+_LOAD |= {'layer_scale_init_value': lambda x: x or None}
+_SAVE = {'patch_size': configs.one, 'hidden_act': lambda x: configs.HF_ACTS.get(x, x)}
+_SAVE |= {'layer_scale_init_value': lambda x: x or 0.0}
+# Keys -> (fields, {values of the keys: values of the fields}); one of each stands alone.
+_CHOICES = {
+  'qkv_bias': ('qkv_bias', {True: 'qkv', False: 'none'}),
+  # AIMv2, where the first is also that of the last projection.
+  'qkv_bias mlp_bias': (
     'qkv_bias dense_bias',
     {(False, False): ('none', False), (True, True): ('qkv', True)},
   ),
-  _choice({'is_native': False}, 'posemb', {False: 'learn'}),
-)
+  'query_bias key_bias value_bias': (
+    'qkv_bias',
+    {(True, False, True): 'qv', (True,) * 3: 'qkv', (False,) * 3: 'none'},
+  ),
+  'proj_bias mlp_bias': ('dense_bias', {(True, True): True, (False, False): False}),
+  'use_gated_mlp': ('mlp', {False: 'mlp', True: 'swiglu'}),
+  'rope_theta': ('rope_base', {100.0: None}),
+  'is_native use_head': ('posemb', {(False, False): 'learn'}),
+  'use_relative_position_bias use_shared_relative_position_bias': (
+    'relpos',
+    {(False, False): 'none', (True, False): 'layer', (False, True): 'shared'},
+  ),
+  'use_absolute_position_embeddings': ('posemb', {False: 'none', True: 'learn'}),
+  'use_mean_pooling': (
+    'classifier final_norm cls_token',
+    {True: ('gap', 'pooled', True), False: ('token', 'tokens', True)},
+  ),
+}
+
+
+def _choices(keys) -> list[tuple]:
+  """Returns (keys, fields, values) of those _CHOICES that a kind has."""
+  plural = lambda x: x if isinstance(x, tuple) else (x,)
+  rows = {tuple(names.split()): row for names, row in _CHOICES.items()}
+  rows = {names: row for names, row in rows.items() if {*names} <= {*keys}}
+  return [
+    (names, fields.split(), {plural(a): plural(b) for a, b in values.items()})
+    for names, (fields, values) in rows.items()
+    if not any({*names} < {*others} for others in rows)
+  ]
+
+
+def _to_fields(kind: 'Kind', config: dict) -> dict:
+  """Returns the fields that a config states; ValueError for values that are not read."""
+  values = {key: config.get(key, usual) for key, usual in kind.keys.items()}
+  fields, same = dict(kind.fixed), lambda x: x
+  for key in values.keys() & _FIELDS.keys():
+    fields[_FIELDS[key]] = _LOAD.get(key, same)(values[key])
+  for keys, names, rows in _choices(values):
+    theirs = tuple(values[key] for key in keys)
+    if theirs not in rows:
+      stated = ', '.join(f'{k}={v!r}' for k, v in zip(keys, theirs, strict=True))
+      raise ValueError(f'{stated} is not read, only one of {list(rows)}')
+    fields |= zip(names, rows[theirs], strict=True)
+  if 'mlp_ratio' in values:  # DINOv2's gated MLPs have two thirds of the width
+    fields['mlp_dim'] = int(values['hidden_size'] * values['mlp_ratio'])
+    if values['use_swiglu_ffn']:
+      hidden = (int(fields['mlp_dim'] * 2 / 3) + 7) // 8 * 8
+      fields |= {'mlp': 'swiglu', 'act': 'silu', 'mlp_dim': hidden}
+  return fields
+
+
+def _to_config(kind: 'Kind', fields: dict) -> dict:
+  """Returns a config; a key keeps its default where the class has no value like ours."""
+  config, same = dict(kind.keys), lambda x: x
+  for key in config.keys() & _FIELDS.keys():
+    config[key] = _SAVE.get(key, same)(fields[_FIELDS[key]])
+  for keys, names, rows in _choices(config):
+    ours = tuple(fields[name] for name in names)
+    theirs = next((key for key, value in rows.items() if value == ours), None)
+    config |= zip(keys, theirs or [config[key] for key in keys], strict=True)
+  if 'mlp_ratio' in config:
+    gated = fields['mlp'] == 'swiglu'
+    ratio = round(fields['mlp_dim'] / fields['width'] * (1.5 if gated else 1))
+    config |= {'mlp_ratio': ratio, 'use_swiglu_ffn': gated}
+    config |= {'hidden_act': 'gelu'} if gated else {}
+  return config
 
 
 # -- names ----------------------------------------------------------------------------
 
 
-def _blocks(layer: str, heads: int, norms, qkv, out, mlp, scales=('', '')) -> Table:
-  """The names within a block; of norms, MLPs and LayerScales there are two."""
-  inside = lambda name: f'{layer}.{name}'
-  return table(
-    [
-      (
-        layers.norm(inside(norms[i]), f'{BLOCK}/LayerNorm_{i}'),
-        layers.dense(inside(mlp[i]), f'{MLP}/Dense_{i}'),
-        Rule(inside(scales[i]), f'{BLOCK}/LayerScale_{i}/gamma'),
-      )
-      for i in (0, 1)
-    ],
-    [
-      layers.into_heads(inside(name), f'{ATTENTION}/{x}', heads)
-      for name, x in zip(qkv, layers.QKV, strict=True)
-    ],
-    layers.out_of_heads(inside(out), f'{ATTENTION}/out', heads),
-  )
+def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -> Table:
+  """Returns the rename table of a kind.
 
-
-def _gated(mlp: str) -> Table:
-  """The names of a gated MLP; without a gate, the other two layers are a plain one."""
-  return table(
-    layers.dense(f'{mlp}.gate_proj', f'{MLP}/gate'),
-    layers.dense(f'{mlp}.up_proj', f'{MLP}/Dense_0'),
-    layers.dense(f'{mlp}.down_proj', f'{MLP}/Dense_1'),
-  )
-
-
-def _loads(rules: Table) -> Table:
-  return tuple(rule._replace(only_load=True) for rule in rules)
-
-
-def _vit_names(
-  prefix: str,
-  fields: dict,
-  norms=('layernorm_before', 'layernorm_after'),
-  mlp=('intermediate.dense', 'output.dense'),
-  scales=('lambda_1', 'lambda_2'),
-  registers='distillation_token',
-) -> Table:
-  """The names of ViT, DeiT, I-JEPA, MSN, MAE, BEiT and Data2Vec; with others DINOv2's."""
-  embeddings, layer = f'{prefix}embeddings', f'{prefix}encoder.layer.{{i}}'
-  inside, bias = 'attention.attention', 'relative_position_bias'
-  qkv = tuple(f'{inside}.{x}' for x in layers.QKV)
-  heads, out = fields['num_heads'], 'attention.output.dense'
-  both, newer = (), ()
-  if fields.get('mlp') == 'swiglu':
-    both = tuple(
+  Args:
+    bare: without the prefix of models with a head.
+    flat: whether the patch embedding is a dense layer.
+  """
+  names = {'cls': '-', 'registers': '-', 'positions': '-', 'gate': '-', 'scales': '--'}
+  names, heads = names | kind.names, fields['num_heads']
+  top = lambda name: f'{"" if bare else kind.prefix}{name}'
+  inside = lambda name: top(f'{names["layer"]}.{name}')
+  is_table = names['positions'].endswith('.weight')
+  vector, rows = (t.vector, t.rows) if is_table else (t.same, t.same)
+  patches = t.patches(fields['patch_size']) if flat else t.conv
+  bias, pool = 'relative_position_bias', f'{MAP}/MultiHeadDotProductAttention_0'
+  mlp, packed = names['mlp'], ()
+  if fields.get('mlp') == 'swiglu' and 'gate' not in kind.names:  # DINOv2
+    mlp = ('-', 'mlp.weights_out')
+    packed = [
       Rule(
-        f'{layer}.mlp.weights_in.{theirs}',
+        inside(f'mlp.weights_in.{theirs}'),
         (f'{MLP}/gate/{leaf}', f'{MLP}/Dense_0/{leaf}'),
         t.joined(transform, 2),
       )
@@ -231,101 +153,59 @@ def _vit_names(
         ('weight', 'kernel', t.dense),
         ('bias', 'bias', t.same),
       )
-    )
-    mlp, newer = ('mlp.fc1', 'mlp.weights_out'), _loads(_gated(f'{layer}.mlp'))
-  ends = ['classifier', 'cls_classifier']
-  ends = ends[::-1] if fields.get('classifier') == 'distilled' else ends
+    ]
+  ends = {'classifier': True, 'visual_projection': False}  # whether it has a bias
+  ends = sorted(ends, key=lambda name: ends[name] != fields.get('head_bias', True))
+  ends.insert(0 if fields.get('classifier') == 'distilled' else 2, 'cls_classifier')
   rules = table(
-    both,
-    Rule(f'{embeddings}.cls_token', 'cls'),
-    Rule(f'{embeddings}.{registers}', 'registers'),
-    Rule(f'{embeddings}.position_embeddings', POSITIONS),
-    layers.conv(f'{embeddings}.patch_embeddings.projection', 'embedding'),
-    _blocks(layer, heads, norms, qkv, out, mlp, scales),
-    Rule(f'{layer}.{inside}.{bias}.{bias}_table', f'{BLOCK}/relpos/table'),
-    Rule(f'{prefix}encoder.{bias}.{bias}_table', 'Transformer/relpos/table'),
-    layers.norm(f'{prefix}layernorm', 'Transformer/encoder_norm'),
-    layers.norm(f'{prefix}pooler.layernorm', 'pooled_norm'),
-    layers.dense(f'{prefix}pooler.dense', 'pre_logits'),
-    [layers.dense(name, 'head') for name in ends],
+    packed,
+    Rule(top(names['cls']), 'cls', vector),
+    Rule(top(names['registers']), 'registers'),
+    Rule(top(names['positions']), POSITIONS, rows),
+    layers.dense(top(names['patches']), 'embedding', patches),
+    layers.norm(top('embeddings.rms_norm'), 'embedding_norm'),
+    layers.norm(top('pre_layrnorm'), 'Transformer/pre_norm'),
+    [
+      (
+        layers.norm(inside(names['norms'][i]), f'{BLOCK}/LayerNorm_{i}'),
+        layers.dense(inside(mlp[i]), f'{MLP}/Dense_{i}'),
+        Rule(inside(names['scales'][i]), f'{BLOCK}/LayerScale_{i}/gamma'),
+        layers.dense(top(f'head.mlp.fc{i + 1}'), f'{MAP}/MlpBlock_0/Dense_{i}'),
+      )
+      for i in (0, 1)
+    ],
+    layers.dense(inside(names['gate']), f'{MLP}/gate'),
+    [
+      layers.into_heads(inside(theirs), f'{ATTENTION}/{ours}', heads)
+      for theirs, ours in zip(names['qkv'], layers.QKV, strict=True)
+    ],
+    layers.out_of_heads(inside(names['out']), f'{ATTENTION}/out', heads),
+    Rule(inside(f'attention.attention.{bias}.{bias}_table'), f'{BLOCK}/relpos/table'),
+    Rule(top(f'encoder.{bias}.{bias}_table'), 'Transformer/relpos/table'),
+    layers.norm(top(names['last']), 'Transformer/encoder_norm'),
+    layers.norm(top('pooler.layernorm'), 'pooled_norm'),
+    layers.dense(top('pooler.dense'), 'pre_logits'),
+    Rule(top('head.probe'), f'{MAP}/probe'),
+    layers.fused(top('head.attention.in_proj'), pool, heads, dot='_'),
+    layers.out_of_heads(top('head.attention.out_proj'), f'{pool}/out', heads),
+    layers.norm(top('head.layernorm'), f'{MAP}/LayerNorm_0'),
+    [layers.dense(end, 'head') for end in ends],
     layers.dense('distillation_classifier', 'head_dist'),
   )
-  changes = (
+  # As the library has named its modules since version 5: some files have these names.
+  newer = respelled(
+    rules,
     (rf'attention\.attention\.{bias}', bias),
     (rf'encoder\.{bias}', 'shared_position_bias'),
+    (r'^layer\.', 'model.layer.'),
     *layers.TRANSFORMERS_5,
   )
-  rules = table(rules, newer, respelled(rules, *changes))
+  rules = table(rules, newer)
   rules = table(rules, respelled(rules, (r'encoder\.layer\.', 'layers.')))
-  return with_bare(rules, prefix)
-
-
-def _dinov3_names(prefix: str, fields: dict) -> Table:
-  scales = ('layer_scale1.lambda1', 'layer_scale2.lambda1')
-  qkv = tuple(f'attention.{x}_proj' for x in 'qkv')
-  mlp = ('mlp.up_proj', 'mlp.down_proj')
-  args = fields['num_heads'], ('norm1', 'norm2'), qkv, 'attention.o_proj', mlp, scales
-  rules = table(
-    Rule('embeddings.cls_token', 'cls'),
-    Rule('embeddings.register_tokens', 'registers'),
-    layers.conv('embeddings.patch_embeddings', 'embedding'),
-    _blocks('layer.{i}', *args),
-    layers.dense('layer.{i}.mlp.gate_proj', f'{MLP}/gate'),
-    layers.norm('norm', 'Transformer/encoder_norm'),
-  )
-  return table(rules, respelled(rules, (r'^layer\.', 'model.layer.')))
-
-
-def _tower_names(prefix: str, fields: dict, flat_patches: bool = False) -> Table:
-  """The names of the image tower of CLIP and SigLIP, and of a head beside it."""
-  layer, pool = f'{prefix}encoder.layers.{{i}}', f'{prefix}head'
-  norms, mlp = ('layer_norm1', 'layer_norm2'), ('mlp.fc1', 'mlp.fc2')
-  qkv, out = tuple(f'self_attn.{x}_proj' for x in 'qkv'), 'self_attn.out_proj'
-  heads, pooling = fields['num_heads'], f'{MAP}/MultiHeadDotProductAttention_0'
-  patches = t.patches(fields['patch_size']) if flat_patches else t.conv
-  rules = table(
-    Rule(f'{prefix}embeddings.class_embedding', 'cls', t.vector),
-    Rule(f'{prefix}embeddings.position_embedding.weight', POSITIONS, t.rows),
-    layers.dense(f'{prefix}embeddings.patch_embedding', 'embedding', patches),
-    layers.norm(f'{prefix}pre_layrnorm', 'Transformer/pre_norm'),
-    _blocks(layer, heads, norms, qkv, out, mlp),
-    layers.norm(f'{prefix}post_layernorm', 'Transformer/encoder_norm'),
-    Rule(f'{pool}.probe', f'{MAP}/probe'),
-    layers.fused(f'{pool}.attention.in_proj', pooling, heads, dot='_'),
-    layers.out_of_heads(f'{pool}.attention.out_proj', f'{pooling}/out', heads),
-    layers.norm(f'{pool}.layernorm', f'{MAP}/LayerNorm_0'),
-    layers.dense(f'{pool}.mlp.fc1', f'{MAP}/MlpBlock_0/Dense_0'),
-    layers.dense(f'{pool}.mlp.fc2', f'{MAP}/MlpBlock_0/Dense_1'),
-  )
-  ends = ['classifier', 'visual_projection']
-  ends = ends if fields.get('head_bias', True) else ends[::-1]
-  return table(with_bare(rules, prefix), [layers.dense(name, 'head') for name in ends])
-
-
-def _aimv2_names(prefix: str, fields: dict) -> Table:
-  layer, mlp = 'encoder.layers.{i}', ('ffn.up_proj', 'ffn.down_proj')
-  qkv = tuple(f'attention.{x}_proj' for x in 'qkv')
-  args = ('rms_norm1', 'rms_norm2'), qkv, 'attention.out_proj', mlp
-  return table(
-    Rule('embeddings.position_embedding.weight', POSITIONS, t.rows),
-    layers.conv('embeddings.patch_embed', 'embedding'),
-    layers.norm('embeddings.rms_norm', 'embedding_norm'),
-    _blocks(layer, fields['num_heads'], *args),
-    layers.dense(f'{layer}.ffn.gate_proj', f'{MLP}/gate'),
-    layers.norm('rms_norm', 'Transformer/encoder_norm'),
-  )
+  return with_bare(rules, kind.prefix)
 
 
 # -- the kinds of models --------------------------------------------------------------
-
-
-class Head(NamedTuple):
-  """A class of transformers, by the end of its name."""
-
-  suffix: str
-  fields: dict
-  config: tuple = ()  # more keys of its config, with values
-  whole: str | None = None  # model_type of its config, which has a vision_config
 
 
 class Kind(NamedTuple):
@@ -333,117 +213,35 @@ class Kind(NamedTuple):
 
   name: str  # the first part of the names of its classes
   prefix: str  # names of parameters begin with it, beside a head
-  names: Callable[[str, dict], Table]  # (prefix, fields) -> rules
-  options: tuple[Option, ...]
-  fixed: dict  # fields that all its models have
-  heads: tuple[Head, ...]
-  # The published preprocessor_config.json, for files without one; {}: unknown.
-  processor: dict
-  square: bool = True  # whether it takes square images only
-  mask_token: tuple[int, ...] = ()  # first axes of the one that its class demands
+  names: dict[str, Any]  # names that differ between kinds
+  keys: dict[str, Any]  # keys of the config that decide -> defaults of the class
+  fixed: dict[str, Any]  # fields that all its models have
+  # Ends of the names of its classes, with fields of the pooling and the head.
+  heads: list[tuple[str, dict]]
+  # The published preprocessor_config.json, for files without one; None: unknown.
+  processor: dict | None = None
+  square: bool = False  # whether it takes square images only
+  mask_token: list[int] | None = None  # first axes of the one that its class demands
 
 
-_CLASSIFY = 'ForImageClassification'
-_BARE, _LEARNED = {'num_classes': None}, {'posemb': 'learn'}
-_TOKEN, _MEAN = {'classifier': 'token'}, {'classifier': 'gap'}
-_TOKEN_HEADS = (Head(_CLASSIFY, _TOKEN), Head('Model', _TOKEN | _BARE))
-_MEAN_HEADS = (Head(_CLASSIFY, _MEAN), Head('Model', _MEAN | _BARE))
-_DEIT_HEADS = (
-  Head(f'{_CLASSIFY}WithTeacher', {'classifier': 'distilled'}),
-  *_TOKEN_HEADS,
-)
-_DINOV2_HEADS = (Head(_CLASSIFY, {'classifier': 'token_mean'}), _TOKEN_HEADS[1])
-_ALL_BUT_CLASS = _MEAN | {'cls_token': True, 'final_norm': 'none'}
-_CLIP_HEADS = (
-  Head('VisionModelWithProjection', _TOKEN | {'head_bias': False}),
-  Head('VisionModel', _TOKEN | _BARE),
-  Head(_CLASSIFY, _ALL_BUT_CLASS, whole='clip'),
-)
-_NO_HEAD = (('vision_use_head', False),)
-_SIGLIP_HEADS = (
-  Head('VisionModel', {'classifier': 'map'} | _BARE),
-  Head('VisionModel', _MEAN | _BARE, _NO_HEAD),
-  Head(_CLASSIFY, _MEAN, _NO_HEAD, whole='siglip'),
-)
-_IMAGENET = {'image_mean': pipelines.MEAN, 'image_std': pipelines.STD}
-_TYPE, _CLIP = 'image_processor_type', {'image_processor_type': 'CLIPImageProcessor'}
-_BIT = {_TYPE: 'BitImageProcessor', 'size': {'shortest_edge': 256}, **_IMAGENET}
+def _kinds() -> dict[str, Kind]:
+  """Returns the rows of vit_hf.json; one that is `like` another one holds the differences."""
+  rows, kinds = json.loads(Path(__file__).with_suffix('.json').read_text('utf-8')), {}
+  for kind, row in rows.items():
+    usual = kinds[row.pop('like')]._asdict() if 'like' in row else {}
+    parts = {k: (usual.get(k) or {}) | x for k, x in row.items() if isinstance(x, dict)}
+    row = {**usual, **row, **parts}
+    row['keys'] = {k: x for k, x in row['keys'].items() if x is not None}
+    row['fixed'] = {
+      k: tuple(x) if isinstance(x, list) else x for k, x in row['fixed'].items()
+    }
+    kinds[kind] = Kind(**row)
+  return kinds
 
-_vit = functools.partial(Kind, names=_vit_names, fixed=_LEARNED, square=False)
-_dinov2 = functools.partial(
-  Kind,
-  names=functools.partial(
-    _vit_names,
-    norms=('norm1', 'norm2'),
-    mlp=('mlp.fc1', 'mlp.fc2'),
-    scales=('layer_scale1.lambda1', 'layer_scale2.lambda1'),
-    registers='register_tokens',
-  ),
-  heads=_DINOV2_HEADS,
-  processor=_BIT,
-  mask_token=(1,),
-)
+
 # A model is written as the first kind that has all of its fields.
-KINDS = {
-  'vit': _vit('ViT', 'vit.', options=_VIT, heads=_TOKEN_HEADS, processor={}),
-  'deit': _vit(
-    *('DeiT', 'deit.'),
-    options=_VIT,
-    fixed=_LEARNED | {'registers': 1},
-    heads=_DEIT_HEADS,
-    processor={_TYPE: 'DeiTImageProcessor', **_IMAGENET},
-  ),
-  'ijepa': _vit(
-    'IJepa', 'ijepa.', options=_VIT, heads=_MEAN_HEADS, processor=_IMAGENET
-  ),
-  'dinov2': _dinov2(
-    'Dinov2', 'dinov2.', options=(*_sizes(patch=14), *_DINOV2), fixed=_LEARNED
-  ),
-  'dinov2_with_registers': _dinov2(
-    *('Dinov2WithRegisters', 'dinov2_with_registers.'),
-    options=(*_sizes(), *_DINOV2, _same('num_register_tokens', 4, 'registers')),
-    fixed=_LEARNED | {'posemb_tokens': 'cls'},
-  ),
-  'dinov3_vit': Kind(
-    *('DINOv3ViT', '', _dinov3_names, _DINOV3),
-    fixed={'posemb': 'none', 'rope': 'dinov3'},
-    heads=_TOKEN_HEADS[1:],
-    processor={_TYPE: 'DINOv3ViTImageProcessor'},
-    square=False,
-    mask_token=(1, 1),
-  ),
-  'clip_vision_model': Kind(
-    *('CLIP', 'vision_model.', _tower_names, _body('quick_gelu', 1e-5, patch=32)),
-    fixed=_LEARNED | {'extra_norms': ('tokens',), 'patch_bias': False},
-    heads=_CLIP_HEADS,
-    processor=_CLIP,
-  ),
-  'siglip_vision_model': Kind(
-    *('Siglip', 'vision_model.', _tower_names, _body('gelu_pytorch_tanh', 1e-6)),
-    fixed=_LEARNED,
-    heads=_SIGLIP_HEADS,
-    processor={_TYPE: 'SiglipImageProcessor'},
-  ),
-  'beit': Kind(
-    *('Beit', 'beit.', _vit_names, _BEIT, {'qkv_bias': 'qv'}),
-    heads=(Head(_CLASSIFY, {}), Head('Model', _BARE)),
-    processor={'resample': 2},
-  ),
-  'aimv2_vision_model': Kind(
-    *('Aimv2', '', _aimv2_names, _AIMV2),
-    fixed={'norm': 'rms', 'extra_norms': ('patches',), 'mlp': 'swiglu'},
-    heads=(Head('VisionModel', _MEAN | _BARE, (('use_head', False),)),),
-    processor=_CLIP,
-  ),
-}
-# These are read only: as others, they would be written as those.
-KINDS['data2vec-vision'] = KINDS['beit']._replace(prefix='data2vec_vision.')
-KINDS['vit_mae'] = KINDS['vit']._replace(processor=_IMAGENET)
-KINDS['vit_msn'] = KINDS['vit_mae']._replace(options=(*_body(eps=1e-6), _BIAS))
+KINDS = _kinds()
 _NAFLEX = 'siglip2_vision_model'
-KINDS[_NAFLEX] = KINDS['siglip_vision_model']._replace(
-  names=functools.partial(_tower_names, flat_patches=True), processor={'resample': 2}
-)
 # Configs of image and text: that of the image tower is in their 'vision_config'.
 _WHOLE = {
   'clip': 'clip_vision_model',
@@ -477,21 +275,13 @@ def facts(config: dict, source: str) -> Facts:
   size = inner.get('image_size', 224)
   if name == _NAFLEX:  # takes any size: here that of its positions
     size = math.isqrt(inner.get('num_patches', 256)) * inner.get('patch_size', 16)
-  fields = kind.fixed | _stated(kind, inner)
+  fields = _to_fields(kind, inner)
   return configs.hf_facts(config, fields, configs.pair(size), kind.processor)
 
 
-def _stated(kind: Kind, config: dict) -> dict:
-  fields = {}
-  for option in kind.options:
-    values = (config.get(key, default) for key, default in option.keys.items())
-    fields |= zip(option.fields, option.load(*values), strict=True)
-  return fields
-
-
 def _read_rules(arrays: Arrays, facts: Facts) -> Table:
-  kind = KINDS[_inner(facts.config or {})[0]]
-  return kind.names(kind.prefix, facts.fields)
+  name, _ = _inner(facts.config or {})
+  return _rules(KINDS[name], facts.fields, flat=name == _NAFLEX)
 
 
 # Fields that arrays show.
@@ -509,7 +299,7 @@ def _head(flat: Arrays, fields: dict, facts: Facts) -> dict:
   if not facts.config:
     return {}
   usual = {k: p.default for k, p in models.signature('vit').parameters.items()}
-  shown = usual | infer(flat)
+  shown = usual | vit.infer(flat)
   stated = facts.fields | {'layer_scale': facts.fields.get('layer_scale') is not None}
   shown['layer_scale'] = shown['layer_scale'] is not None
   for key in (*_SHOWN, 'layer_scale'):
@@ -521,11 +311,11 @@ def _head(flat: Arrays, fields: dict, facts: Facts) -> dict:
   has = 'head/kernel' in flat
   tells = has, not has or 'head/bias' in flat
   tells += 'head_dist/kernel' in flat, f'{MAP}/probe' in flat
-  for head in KINDS[name].heads:
-    pool = head.fields.get('classifier')
-    its = 'num_classes' not in head.fields, head.fields.get('head_bias', True)
+  for _, head in KINDS[name].heads:
+    pool = head.get('classifier')
+    its = 'num_classes' not in head, head.get('head_bias', True)
     if tells == (*its, pool == 'distilled', pool == 'map'):
-      return head.fields
+      return head
   raise ValueError(f'no class of {name} has a head as its arrays have')
 
 
@@ -546,64 +336,54 @@ def _plain(fields: dict) -> dict:
   }
 
 
-def _class_of(fields: dict) -> tuple[str, Head, dict]:
-  """Returns (model_type, its class, keys of the config) that express all fields."""
+def _class_of(fields: dict) -> tuple[str, str, dict]:
+  """Returns (model_type, end of the class, its config) that express all fields."""
   usual = {k: p.default for k, p in models.signature('vit').parameters.items()}
   best, ours = None, _plain(fields)
   for name, kind in KINDS.items():
-    args = {}
-    for option in kind.options:
-      values = option.save(*(fields[field] for field in option.fields))
-      args |= zip(option.keys, values or option.keys.values(), strict=True)
-    try:
-      known = usual | kind.fixed | _stated(kind, args)
-    except ValueError:
-      continue
-    for head in kind.heads:
-      theirs = _plain(known | {'num_classes': fields['num_classes']} | head.fields)
+    args = _to_config(kind, fields)
+    known = usual | _to_fields(kind, args)
+    for suffix, head in kind.heads:
+      theirs = _plain(known | {'num_classes': fields['num_classes']} | head)
       differ = [k for k in ours if k not in TRAINING - {'layer_scale'}]
       differ = [k for k in differ if ours[k] != theirs.get(k)]
-      if head.fields.get('head_bias') is False and fields['num_classes'] is None:
+      if 'num_classes' not in head and fields['num_classes'] is None:
         differ.append('num_classes')
       if best is None or len(differ) < len(best[0]):
-        best = differ, name, head, args | dict(head.config), theirs
-  differ, name, head, args, theirs = best
+        best = differ, name, suffix, args, theirs
+  differ, name, suffix, args, theirs = best
   if differ:
     key = differ[0]
     raise ValueError(
       f'hf ({name}) cannot express {key}={fields[key]!r}, but {theirs.get(key)!r}'
     )
-  return name, head, args
+  return name, suffix, args
 
 
 def _config(fields: dict, image_size: tuple[int, int], class_names) -> dict:
   fields = {key: fields[key] for key in fields}  # every one of them is looked at
-  name, head, args = _class_of(fields)
+  name, suffix, args = _class_of(fields)
   kind, classes = KINDS[name], fields['num_classes']
   if kind.square and image_size[0] != image_size[1]:
     raise ValueError(f'hf ({name}) takes square images, not {image_size}')
   args |= {'image_size': configs.one(image_size), 'num_channels': 3}
-  args |= {'architectures': [kind.name + head.suffix], 'model_type': name}
-  if head.suffix.endswith('WithProjection'):
+  args |= {'architectures': [kind.name + suffix], 'model_type': name}
+  if suffix.endswith('WithProjection'):
     args['projection_dim'], classes = classes, None
-  if head.whole:
-    names = {'architectures': args.pop('architectures'), 'model_type': head.whole}
-    args = names | {'vision_config': args}
   return args | configs.labels(class_names, classes)
 
 
 def _write_rules(flat: Arrays, fields: dict) -> Table:
-  name, head, _ = _class_of(fields)
-  kind = KINDS[name]
-  return kind.names('' if head.suffix == 'Model' else kind.prefix, fields)
+  name, suffix, _ = _class_of(fields)
+  return _rules(KINDS[name], fields, bare=suffix == 'Model')
 
 
 def _mask_token(flat: Arrays, fields: dict) -> Arrays:
   """Returns zeros for the token of masked patches that a class demands."""
-  name, head, _ = _class_of(fields)
+  name, suffix, _ = _class_of(fields)
   if not (axes := KINDS[name].mask_token):
     return {}
-  prefix = '' if head.suffix == 'Model' else KINDS[name].prefix
+  prefix = '' if suffix == 'Model' else KINDS[name].prefix
   zeros = np.zeros((*axes, fields['width']), np.float32)
   return {f'{prefix}embeddings.mask_token': zeros}
 
@@ -621,23 +401,23 @@ _FORMAT = Format(
   when=_typed(*KINDS, *_WHOLE),
   ignored=_IGNORED,
   rules=_read_rules,
-  infer=infer,
+  infer=vit.infer,
   facts=facts,
-  grid=grid,
+  grid=vit.grid,
   positions=_head,
   # Only DINOv2 with registers antialiases.
   resize=lambda f: 'bicubic' if f.get('posemb_tokens') == 'cls' else 'bicubic_plain',
   flat_heads=True,
 )
-# Classifiers of a mean of tokens do not read all of their tower.
-_mean_of_tower = lambda unread, *kinds: _FORMAT._replace(
-  marker=r'classifier\.weight',
-  when=_typed(*kinds),
-  ignored=rf'{_IGNORED}|vision_model\.{unread}\..*',
-)
 FORMATS = (
-  _mean_of_tower('post_layernorm', 'clip'),
-  _mean_of_tower('head', 'siglip', 'siglip2'),
+  _FORMAT._replace(  # SigLIP's classifiers, which do not read the tower's pooling
+    marker=r'classifier\.weight',
+    when=_typed('siglip', 'siglip2'),
+    ignored=rf'{_IGNORED}|vision_model\.head\..*',
+  ),
+  _FORMAT._replace(
+    when=_typed('siglip2', _NAFLEX), resize=lambda fields: 'bilinear_antialias'
+  ),
   _FORMAT._replace(
     config=_config, write_rules=_write_rules, buffers=_mask_token, alike=_ALIKE
   ),
