@@ -84,6 +84,17 @@ def test_published_names(name, model, variant):
     ('facebook/ijepa_vitg16_22k', 224, 1_011_368_576),
     ('apple/aimv2-large-patch14-224', 224, 309_197_824),
     ('apple/aimv2-3B-patch14-224', 224, 2_720_658_432),
+    # The authors' and open_clip's; timm counts K more, zeros for a bias of its heads.
+    ('dinov2_vitb14_reg', 518, 86_582_784),
+    ('dinov2_vitg14', 518, 1_136_479_232),
+    ('dinov3_vith16plus', 224, 840_591_360),
+    ('dinov3_vit7b16', 224, 6_716_030_976),
+    ('mae_vit_large_patch16', 224, 303_301_632),
+    ('ViT-L-14-336', 336, 304_293_888),
+    ('ViT-bigG-14', 224, 1_844_908_544 - 1280),
+    ('PE-Core-T16-384', 384, 6_141_056 - 512),
+    ('PE-Core-B16-224', 224, 93_673_984 - 1024),
+    ('PE-Core-G14-448', 448, 1_882_033_920 - 1280),
   ],
 )
 def test_names_of_the_hub_have_the_published_number_of_parameters(
@@ -135,7 +146,7 @@ def test_listed_names_are_of_models_and_weights():
       name = name.removeprefix('hf:timm/').partition('.')[0]
     if not name.startswith('hf:') and name not in zoo.ENTRIES:
       models.resolve(name)
-  dino = vit_jax.list_models('*dino*')
+  dino = vit_jax.list_models('*dino*', pretrained=True)
   assert 'hf:timm/vit_base_patch16_224.dino' in dino
   with pytest.raises(UserError, match=naming('vit_jax.load', dino[2])):
     vit_jax.create_model('vit_base_patch16_224', pretrained=True)

@@ -177,8 +177,8 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
 
   Published names are those of `Family.published`: timm's ('vit_base_patch16_224',
   'mixer_b16_224') and Google's ('ViT-B_16', 'R50+ViT-B_16', 'BiT-R50x1'). The input size
-  at the end of timm's names is dropped. Those of transformers' ViTs on the hub are in
-  `hub` ('facebook/dinov2-small').
+  at the end of timm's names is dropped. Those of transformers' ViTs on the hub, of the
+  authors and of open_clip are in `hub` ('facebook/dinov2-small', 'dinov2_vits14_reg').
   """
   if variant is None and name not in MODELS:
     head, colon, rest = name.partition(':')
@@ -188,11 +188,10 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
       for regex, described in MODELS[key].published:
         if match := re.fullmatch(regex, name):
           return key, *described(*match.groups())
-    if '/' in name:
-      from vit_jax.models import hub
+    from vit_jax.models import hub
 
-      if described := hub.published(name):
-        return 'vit', *described
+    if described := hub.published(name):
+      return 'vit', *described
     name, variant = head if colon else name, rest or None
   return name, variant, {}
 

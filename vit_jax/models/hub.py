@@ -1,4 +1,4 @@
-"""The hub's names of ViTs that are written for transformers.
+"""Names of ViTs on the hub, written for transformers, and of their authors and open_clip.
 
 A row of hub.json has a regex; the variant, with groups of the regex; fields; and fields that
 a group adds where it has a given text.
@@ -11,7 +11,15 @@ from pathlib import Path
 # Sizes in names -> those of `vit.VARIANTS`.
 _SIZES = {'tiny': 'Ti', 'small': 'S', 'base': 'B', 'large': 'L', 'huge': 'H', 'h': 'H'}
 _SIZES |= {'giant': 'g-opt', 'giant-opt': 'g-opt', 'so400m': 'So400m', 'bigG': 'G'}
-_SIZES |= {'s': 'S', 'splus': 'S', 'b': 'B', 'l': 'L', 'hplus': 'H', '7b': 'H'}
+_SIZES |= {
+  's': 'S',
+  'splus': 'S',
+  'b': 'B',
+  'l': 'L',
+  'hplus': 'H',
+  '7b': 'H',
+  'T': 'Ti',
+}
 
 
 def published(name: str) -> tuple[str, dict] | None:
