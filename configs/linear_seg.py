@@ -16,6 +16,11 @@ ROOT holds `train` and `val` with folders `images` and `masks`, see the guide on
 If it holds just these two, add train=train[:90%],val=train[90%:]. Without classes.txt add
 classes=K. res is a multiple of the patches. By default the data are the bundled canvases of
 digits, gray, of 64 pixels: add channels=3 and a larger res for weights of photographs.
+
+Hardware: any. Mean IoU on canvases of other digits, from the ViT of single digits in
+runs/vit (seed 0): 16.1 % after 80 s on 2 CPU cores, 25.4 % with layers=4,lr=1e-2.
+
+Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import ml_collections

@@ -83,6 +83,19 @@ def test_training_starts_on_a_vit_with_registers(name, tmp_path, monkeypatch):
   runs.until_the_first_step(monkeypatch, c, tmp_path)
 
 
+ANY = 'dinov2_reg4_swiglu_hf dinov3_hf clip_hf siglip_hf beit_hf deit_distilled_hf'
+
+
+@pytest.mark.parametrize('source', [*ANY.split(), 'mae_hf', 'mixer_google.npz'])
+def test_weights_of_any_family_are_below_both_kinds_of_heads(source):
+  source = weights.read(GOLDEN / source)
+  for name in ('linear_seg', 'sfp'):
+    model = models.build(**weights.complete({'name': name}, source))
+    _, merge = weights.fit(source, model, source.image_size)
+    assert not any('backbone' in x for x in merge.reinitialized)
+    assert models.name_of(model.backbone) == source.family
+
+
 def test_maps_leave_out_the_tokens_in_front_of_the_patches():
   model = models.build(**PREFIX, num_classes=None)
   images = np.zeros((2, 32, 48, 3), np.float32)
