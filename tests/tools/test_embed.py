@@ -274,6 +274,19 @@ def test_search_by_text_compares_the_vectors_of_two_towers(
   commands.assert_refused(search.main, capfd, argv, ('--text', 'g.parquet', 'logits'))
 
 
+def test_a_run_is_remembered_by_its_step(folder, tmp_path, call, short_run, one_device):
+  out = tmp_path / 'f.parquet'
+  pp = ('--pp', 'decode(1)|resize(8)|value_range(-1, 1)')
+  call(embed, f'{short_run}@2', folder, '--out', out, *pp)
+  record = json.loads(pq.read_schema(out).metadata[b'vit_jax'])
+  assert record['source'] == f'{short_run}@2'
+  (query,) = call(search, out, folder / '0.png')['queries']
+  assert query['images'][0]['path'] == str(folder / '0.png')
+  call(embed, short_run, folder, '--out', tmp_path / 'g.parquet', *pp)
+  record = json.loads(pq.read_schema(tmp_path / 'g.parquet').metadata[b'vit_jax'])
+  assert record['source'] == f'{short_run}@4'
+
+
 def test_nearest_is_exact_in_chunks_and_keeps_the_order_of_ties():
   rng = np.random.default_rng(0)
   keys, queries = rng.normal(size=(50, 8)), rng.normal(size=(4, 8))
