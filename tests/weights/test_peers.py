@@ -32,7 +32,9 @@ from tests.support.peers import (
 from tests.tools.test_convert import logits_of, random_source
 from tests.weights import test_vit_hf
 from vit_jax import cli, imagenet, inference, trees, weights
+from vit_jax.data.single_image import SingleImage
 from vit_jax.tools import push
+from vit_jax.weights import pipelines
 from vit_jax.weights.adapt import resize_positions
 
 pytestmark = MARKS
@@ -262,6 +264,24 @@ def test_transformers_reads_its_vits_as_they_are_written(
       compared += 1
       np.testing.assert_allclose(result[key].numpy(), expected[key], rtol=0, atol=2e-5)
   assert compared
+
+
+@pytest.mark.parametrize(
+  'name', ['CLIP', 'Bit', 'Siglip', 'DINOv3ViT', 'Beit', 'DeiT', 'ViT']
+)
+def test_defaults_of_transformers_processors(transformers, name):
+  name = f'{name}ImageProcessor'
+  rng = np.random.default_rng(0)
+  smooth = Image.fromarray(rng.integers(64, 192, (9, 12, 3), np.uint8))
+  # Of other aspect ratios its longer side is rounded down, ours as big_vision's.
+  image, processor = smooth.resize((600, 400)), getattr(transformers, name)()
+  pixels = processor(image, return_tensors='np')['pixel_values'][0].transpose(1, 2, 0)
+  pp = pipelines.of_hf({'image_processor_type': name}, (224, 224))
+  levels = np.abs(SingleImage(pp)(np.asarray(image)) - pixels)
+  levels *= 255 * np.asarray(processor.image_std)
+  # Some levels are rounded the other way.
+  assert levels.max() < 1.01
+  assert levels.mean() < 0.2
 
 
 # -- maps: Swin and ConvNeXt, and every golden --------------------------------------------
