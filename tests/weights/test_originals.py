@@ -128,6 +128,24 @@ def test_what_timm_renamed(name, tmp_path, monkeypatch):
   np.testing.assert_allclose(result, expected[last], rtol=0, atol=1e-5)
 
 
+def test_a_perception_encoder_without_pooling(tmp_path, monkeypatch):
+  # As those for languages and for dense tasks, whose files have no final norm either.
+  whole = vit_jax.load(path_of('pe_core_original'), **GOLDENS['pe_core_original'])
+  arrays = {
+    name.removeprefix('visual.'): x
+    for name, x in arrays_of('pe_core_original').items()
+    if re.match(r'visual\.(?!attn_pool|ln_post|proj)', name)
+  }
+  monkeypatch.setattr(readers, 'read', lambda path: readers.Raw(arrays, {}))
+  path = tmp_path / 'PE-Spatial-B16-512.pt'
+  path.touch()
+  loaded = vit_jax.load(str(path), num_heads=2)
+  image = np.load(GOLDEN / 'pe_core_original.expected.npz')['image']
+  _, out = jax.jit(loaded.model.apply)(loaded.variables, image)
+  _, expected = jax.jit(whole.model.apply)(whole.variables, image)
+  np.testing.assert_array_equal(out['encoded'], expected['block01'])
+
+
 # -- published names ------------------------------------------------------------------
 
 

@@ -49,6 +49,8 @@ def test_a_name_of_the_zoo_is_in_the_cache(tmp_path, monkeypatch):
     ('vit_base_patch16_224.mae', ('vit:B/16', 'hf:timm/vit_base_patch16_224.mae')),
     ('mvitv2_tiny.fb_in1k', ('mvit:T', 'hf:timm/mvitv2_tiny.fb_in1k')),
     ('ViT-S_16', ('vit:S/16', 's16-augreg-i1k-384')),
+    ('dinov2_vits14', ('vit:S/14', 'a file of its weights')),
+    ('dinov2_vits14.pth', ('--zoo',)),
     ('no/such/file.npz', ('--zoo',)),
     ('b16-i12k', ('b16-i21k',)),
     ('tests/goldn', ('Did you mean "golden"',)),

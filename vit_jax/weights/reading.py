@@ -14,6 +14,7 @@ from vit_jax import models
 from vit_jax.check import bind
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
+from vit_jax.models import hub
 from vit_jax.weights import (
   adapt,
   configs,
@@ -189,15 +190,17 @@ def usual_size(source: Source) -> tuple[int, int]:
 
 def _check_is_no_model(source: str) -> None:
   """Raises UserError for a model's name, 'vit_base_patch16_224', in place of weights."""
-  if re.search(r'[/:\\]|\.(npz|safetensors)$', source) or source in zoo.ENTRIES:
+  is_file = Path(source).suffix in readers.SUFFIXES
+  if is_file or re.search(r'[/:\\]', source) or source in zoo.ENTRIES:
     return
   family, size, _ = models.parse_name(_plain(source))
   if os.path.exists(source) or family not in models.MODELS or size is None:
     return
   where = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
-  if source.islower():  # a name of timm
+  if source.islower() and not hub.published(source):  # a name of timm
     where.append(f'hf:timm/{source}{"" if "." in source else ".TAG"}')
-  raise UserError(f'{source!r} is a model ({family}:{size}): its weights are {where}.')
+  where = f'its weights are {where}' if where else 'name a file of its weights'
+  raise UserError(f'{source!r} is a model ({family}:{size}): {where}.')
 
 
 def _check_architecture(facts: Facts) -> None:
