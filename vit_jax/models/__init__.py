@@ -176,9 +176,9 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
   """Returns (family, variant, fields) for 'vit' + 'B/16', 'vit:B/16' or a published name.
 
   Published names are those of `Family.published`: timm's ('vit_base_patch16_224',
-  'mixer_b16_224') and Google's ('ViT-B_16', 'R50+ViT-B_16', 'BiT-R50x1'). The input size
-  at the end of timm's names is dropped. Those of transformers' ViTs on the hub, of the
-  authors and of open_clip are in `hub` ('facebook/dinov2-small', 'dinov2_vits14_reg').
+  'mixer_b16_224', with or without a tag such as '.augreg_in1k'), Google's ('ViT-B_16',
+  'R50+ViT-B_16', 'BiT-R50x1'), and in `hub` those of transformers' ViTs, of the authors
+  and of open_clip ('facebook/dinov2-small', 'dinov2_vits14_reg').
   """
   if variant is None and name not in MODELS:
     head, colon, rest = name.partition(':')
@@ -186,8 +186,9 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
       return head, rest, {}
     for key in MODELS:
       for regex, described in MODELS[key].published:
-        if match := re.fullmatch(regex, name):
-          return key, *described(*match.groups())
+        match = re.fullmatch(regex, name.partition('.')[0])
+        if match and (described_as := described(*match.groups())):
+          return key, *described_as
     from vit_jax.models import hub
 
     if described := hub.published(name):

@@ -83,7 +83,8 @@ class Family:
     stride: fields -> pixels per position of the last features, down and across.
     any_size: fields -> whether one set of parameters serves images of any size.
     published: ((regex, function), ...): names that others publish models under; the
-      function of the regex's groups returns (variant, fields).
+      function of the regex's groups returns (variant or None, fields), or None for no
+      such name. A tag behind a dot has been cut off.
     tiny: fields of models that run in milliseconds and have every part, for tests.
     outputs: a model's outputs beside `out`: 'classes', logits [B, K]; 'maps', {name:
       [B, h, w, C]}; 'pixels', logits [B, H, W, K]; 'boxes', {'logits': [B, Q, K + 1],

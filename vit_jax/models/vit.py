@@ -608,32 +608,21 @@ _TIMM |= dict(huge='H', giant='g', giantopt='g-opt', gigantic='G')
 _SIZES = '|'.join(_TIMM)
 
 
-def _timm(size, patch, siglip='', gap=''):
-  classifier = {'classifier': 'gap' if gap else 'map'} if gap or siglip else {}
-  return f'{_TIMM[size]}/{patch}', classifier
+def _timm(name):
+  from vit_jax.models import timm
+
+  return timm.published(name)
 
 
 # See `Family.published`.
 PUBLISHED = (
-  # timm: vit_base_patch16_224 and SigLIP (arXiv 2303.15343). Its vit_medium_patch16_gap_240
-  # has LayerScale.
-  (
-    rf'vit_(?!medium_patch\d+_gap)({_SIZES})_patch(\d+)(_siglip)?(_gap)?(?:_\d+)?',
-    _timm,
-  ),
+  (r'(\w+)', _timm),
   # timm's hybrids: vit_base_r50_s16_384, vit_tiny_r_s16_p8_224.
   (
     rf'vit_({_SIZES})_r(\d+)_s(\d+)(?:_\d+)?',
     lambda size, r, s: (f'R{r}+{_TIMM[size]}/{s}', {}),
   ),
   (rf'vit_({_SIZES})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_TIMM[size]}/16', {})),
-  # DeiT (arXiv 2012.12877), FlexiViT (2212.08013: its patches are resized in training, the
-  # published files hold 16).
-  (r'deit_(tiny|small|base)_patch(16)(?:_\d+)?', _timm),
-  (
-    r'flexivit_(small|base|large)',
-    lambda size: (f'{_TIMM[size]}/16', {'posemb_tokens': 'patches'}),
-  ),
   # Google: ViT-B_16, R50+ViT-B_16.
   (
     r'(R\d*\+)?ViT-([A-Za-z0-9]+)_(\d+)(-gap-norep)?',

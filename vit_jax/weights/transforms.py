@@ -85,6 +85,27 @@ def joined(part: Transform, number: int) -> Transform:
   )
 
 
+def beside(first: Transform, other: Transform, width: int) -> Transform:
+  """Four parameters in one array: one of any number of rows, then three of D rows."""
+  cut = lambda x: np.split(x, [len(x) - k * width for k in (3, 2, 1)])
+  load = lambda first_rows, *others: (
+    first.load(first_rows)[0],
+    *(other.load(x)[0] for x in others),
+  )
+  return Transform(
+    lambda x: load(*cut(x)),
+    lambda xs: np.concatenate([first.save(xs[:1]), *(other.save([x]) for x in xs[1:])]),
+  )
+
+
+def per_layer(heads: int) -> Transform:
+  """[2, L, D / 2], also [2, L, M, Dh / 2], -> [2, M, Dh / 2] for each of the L layers."""
+  return Transform(
+    lambda x: tuple(y.reshape(2, heads, -1) for y in np.moveaxis(x, 1, 0)),
+    lambda xs: np.stack(xs, axis=1),
+  )
+
+
 def offsets(window: tuple[int, int]) -> Transform:
   """[rows, M], a row per offset in a window of h x w, -> [2 h - 1, 2 w - 1, M]."""
   shape = tuple(2 * n - 1 for n in window)

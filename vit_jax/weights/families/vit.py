@@ -4,8 +4,11 @@ import functools
 import math
 import operator
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from vit_jax import models
+from vit_jax.models import timm as timm_names
 from vit_jax.models import vit
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
@@ -233,30 +236,36 @@ _PLAIN |= dict(final_norm=('tokens',))
 _RESNET = 'patch_embed.backbone'
 
 
-def timm(heads: int, has_stages: bool = True) -> Table:
-  """timm's VisionTransformer, also with attention pooling, and hybrids.
+def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType({})):
+  """Returns the rules of timm's ViTs, from VisionTransformer to Eva and Beit, and hybrids.
 
-  A hybrid whose ResNet is its root alone has no stages.
+  Args:
+    has_stages: whether a hybrid's ResNet has stages, or is its root alone.
+    fields: those of the model that names of arrays depend on.
   """
   pool, unit = f'{MAP}/MultiHeadDotProductAttention_0', 'block{s+1}/unit{u+1}'
+  pool_heads = fields.get('map_heads') or heads
   stage = f'{_RESNET}.stages.{{s}}.blocks.{{u}}'
   root = f'{_RESNET}.stem' if has_stages else _RESNET
   return table(
     Rule('cls_token', 'cls'),
+    Rule(
+      'dist_token' if fields.get('classifier') == 'distilled' else 'reg_token',
+      'registers',
+    ),
     Rule('pos_embed', POSITIONS),
     layers.conv('patch_embed.proj', 'embedding'),
-    layers.norm('blocks.{i}.norm1', f'{BLOCK}/LayerNorm_0'),
-    layers.norm('blocks.{i}.norm2', f'{BLOCK}/LayerNorm_1'),
-    layers.fused('blocks.{i}.attn.qkv', ATTENTION, heads),
-    layers.out_of_heads('blocks.{i}.attn.proj', f'{ATTENTION}/out', heads),
-    layers.dense('blocks.{i}.mlp.fc1', f'{MLP}/Dense_0'),
-    layers.dense('blocks.{i}.mlp.fc2', f'{MLP}/Dense_1'),
+    layers.norm('patch_embed.norm', 'embedding_norm'),
+    layers.norm('norm_pre', 'Transformer/pre_norm'),
+    _timm_block(heads, fields),
     layers.norm('norm', 'Transformer/encoder_norm'),
+    layers.norm('fc_norm', 'pooled_norm'),
     layers.dense('head', 'head'),
+    layers.dense('head_dist', 'head_dist'),
     Rule('attn_pool.latent', f'{MAP}/probe'),
-    layers.into_heads('attn_pool.q', f'{pool}/query', heads),
-    layers.fused('attn_pool.kv', pool, heads, ('key', 'value')),
-    layers.out_of_heads('attn_pool.proj', f'{pool}/out', heads),
+    layers.into_heads('attn_pool.q', f'{pool}/query', pool_heads),
+    layers.fused('attn_pool.kv', pool, pool_heads, ('key', 'value')),
+    layers.out_of_heads('attn_pool.proj', f'{pool}/out', pool_heads),
     layers.norm('attn_pool.norm', f'{MAP}/LayerNorm_0'),
     layers.dense('attn_pool.mlp.fc1', f'{MAP}/MlpBlock_0/Dense_0'),
     layers.dense('attn_pool.mlp.fc2', f'{MAP}/MlpBlock_0/Dense_1'),
@@ -269,9 +278,101 @@ def timm(heads: int, has_stages: bool = True) -> Table:
   )
 
 
+def _timm_block(heads: int, fields: Mapping) -> Table:
+  """Returns the rules of timm's blocks; those of one kind do not exist in another."""
+  depth, block, both = fields.get('depth', 0), 'blocks.{i}', ('gate', 'Dense_0')
+  attention, mlp = f'{block}.attn', f'{block}.mlp'
+  kv_heads = fields.get('kv_heads') or ()
+  packed = lambda leaf: tuple(f'{MLP}/{name}/{leaf}' for name in both)
+  frequencies = tuple(f'{BLOCK.format(i=i)}/rope/frequencies' for i in range(depth))
+  number = lambda name, j: name.replace('_0', f'_{j}')
+  return table(
+    [
+      (
+        layers.norm(f'{block}.norm{j + 1}', f'{BLOCK}/LayerNorm_{j}'),
+        Rule(f'{block}.ls{j + 1}.gamma', f'{BLOCK}/LayerScale_{j}/gamma'),
+        Rule(f'{block}.gamma_{j + 1}', f'{BLOCK}/LayerScale_{j}/gamma', only_load=True),
+      )
+      for j in (0, 1)
+    ],
+    layers.fused(f'{attention}.qkv', ATTENTION, heads),
+    # Grouped keys and values have other heads in some blocks.
+    [
+      layers.into_heads(
+        f'blocks.{i}.attn.{x[0]}_proj', f'{ATTENTION.format(i=i)}/{x}', n
+      )
+      for i, n in enumerate(kv_heads)
+      for x in ('key', 'value')
+    ],
+    [
+      (
+        layers.into_heads(f'{attention}.{x[0]}_proj', f'{ATTENTION}/{x}', heads),
+        Rule(f'{attention}.{x[0]}_bias', f'{ATTENTION}/{x}/bias', t.heads_bias(heads)),
+        layers.norm(f'{attention}.{x[0]}_norm', f'{ATTENTION}/{x}_norm'),
+      )
+      for x in layers.QKV
+    ],
+    layers.norm(f'{attention}.norm', f'{ATTENTION}/norm'),
+    layers.out_of_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
+    Rule(f'{attention}.relative_position_bias_table', f'{BLOCK}/relpos/table'),
+    Rule('rope.freqs', frequencies, t.per_layer(heads)) if depth else (),
+    (
+      Rule(f'{mlp}.fc1.weight', packed('kernel'), t.joined(t.dense, 2)),
+      Rule(f'{mlp}.fc1.bias', packed('bias'), t.joined(t.same, 2)),
+    )
+    if fields.get('mlp') == 'swiglu'
+    else layers.dense(f'{mlp}.fc1', f'{MLP}/Dense_0'),
+    layers.dense(f'{mlp}.fc1_g', f'{MLP}/gate'),
+    layers.dense(f'{mlp}.fc1_x', f'{MLP}/Dense_0'),
+    layers.dense(f'{mlp}.fc2', f'{MLP}/Dense_1'),
+    layers.norm(f'{mlp}.norm', f'{MLP}/norm'),
+    # Two attentions, then two MLPs.
+    [
+      (
+        layers.norm(f'{block}.attns.{j}.norm', f'{BLOCK}/LayerNorm_{j}'),
+        layers.norm(f'{block}.ffns.{j}.norm', f'{BLOCK}/LayerNorm_{j + 2}'),
+        Rule(f'{block}.attns.{j}.ls.gamma', f'{BLOCK}/LayerScale_{j}/gamma'),
+        Rule(f'{block}.ffns.{j}.ls.gamma', f'{BLOCK}/LayerScale_{j + 2}/gamma'),
+        layers.fused(f'{block}.attns.{j}.attn.qkv', number(ATTENTION, j), heads),
+        layers.out_of_heads(
+          f'{block}.attns.{j}.attn.proj', f'{number(ATTENTION, j)}/out', heads
+        ),
+        layers.dense(f'{block}.ffns.{j}.mlp.fc1', f'{number(MLP, j)}/Dense_0'),
+        layers.dense(f'{block}.ffns.{j}.mlp.fc2', f'{number(MLP, j)}/Dense_1'),
+      )
+      for j in (0, 1)
+    ],
+    # Attention and MLP side by side, from one projection: MLP, queries, keys, values.
+    layers.norm(f'{block}.in_norm', f'{BLOCK}/LayerNorm_0'),
+    [
+      Rule(
+        f'{block}.in_proj.{theirs}',
+        (f'{MLP}/Dense_0/{leaf}', *(f'{ATTENTION}/{x}/{leaf}' for x in layers.QKV)),
+        t.beside(part, heads_part(heads), fields.get('width', 0)),
+      )
+      for theirs, leaf, part, heads_part in (
+        ('weight', 'kernel', t.dense, t.heads_kernel),
+        ('bias', 'bias', t.same, t.heads_bias),
+      )
+    ],
+    Rule(f'{block}.mlp_bias', f'{MLP}/Dense_0/bias'),
+    [
+      layers.norm(f'{block}.{x[0]}_norm', f'{ATTENTION}/{x}_norm')
+      for x in ('query', 'key')
+    ],
+    layers.out_of_heads(f'{block}.attn_out_proj', f'{ATTENTION}/out', heads),
+    layers.dense(f'{block}.mlp_out_proj', f'{MLP}/Dense_1'),
+    Rule(f'{block}.ls.gamma', f'{BLOCK}/LayerScale_0/gamma'),
+  )
+
+
 def _timm_rules(arrays, facts) -> Table:
   has_stages = any(name.startswith(f'{_RESNET}.stages') for name in arrays)
-  return timm(facts.fields['num_heads'], has_stages)
+  fields = dict(facts.fields)
+  fields['depth'] = 1 + max(
+    int(m[1]) for name in arrays if (m := re.match(r'blocks\.(\d+)\.', name))
+  )
+  return timm(fields['num_heads'], has_stages, fields)
 
 
 def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
@@ -292,33 +393,18 @@ def _big_vision_positions(flat: dict, fields: dict, facts: configs.Facts) -> dic
   return {'posemb_tokens': 'patches'} if fields['classifier'] == 'token' else {}
 
 
-# timm's SigLIP architectures whose GELU is the tanh approximation.
-_TANH = (
-  r'vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_'
-  r'|vit_large_patch16_siglip_(gap_)?512'
-)
-
-
-# Arguments of timm's VisionTransformer that have one value here.
-_ONLY = dict(qkv_bias=True, proj_bias=True, qk_norm=False, scale_attn_norm=False)
-_ONLY |= dict(scale_mlp_norm=False, reg_tokens=0, pre_norm=False, final_norm=True)
-_ONLY |= dict(pool_include_prefix=False, norm_layer='layernorm')
-
-
 def _timm_fields(args: dict, name: str) -> dict:
-  usual = 'gelu_tanh' if re.match(_TANH, name) else 'gelu'
-  fields = {'act': configs.activation(args.pop('act_layer', usual))}
-  if 'num_heads' in args:
-    fields['num_heads'] = args['num_heads']
-  no_row = args.pop('no_embed_class', True if name.startswith('flexivit') else None)
-  if no_row is not None:
-    fields['posemb_tokens'] = 'patches' if no_row else 'prefix'
-  pool = args.pop('global_pool', 'token')
-  if pool == 'avg' and args.get('class_token', '_gap' not in name):
-    raise ValueError("global_pool 'avg' beside a class_token is not read")
-  if pool not in ('token', 'avg', 'map'):
-    raise ValueError(f'global_pool {pool!r} is not read')
-  return fields
+  """Returns the fields of timm's options: those of the architecture, and `args` over them."""
+  usual, own = timm_names.options(name), dict(args)
+  args.clear()
+  fields = timm_names.fields_of({**(usual or {}), **own})
+  fields.pop('num_classes', None)
+  if usual is not None:
+    return fields
+  # Of hybrids and of files without a name, arrays tell all but these.
+  told = {'act', *(('num_heads',) if 'num_heads' in own else ())}
+  told |= {'posemb_tokens'} if 'no_embed_class' in own else set()
+  return {key: fields[key] for key in told}
 
 
 # timm's hybrids are functions, one per ResNet.
@@ -381,16 +467,16 @@ FORMATS = (
   ),
   _format(
     'timm',
-    marker=r'blocks\.0\.attn\.qkv\.weight',
+    marker=r'blocks\.0\.(attn\.(qkv|q_proj)|attns\.0\.attn\.qkv|in_proj)\.weight',
     rules=_timm_rules,
     infer=infer,
-    facts=configs.timm(_timm_fields, **_ONLY),
+    facts=configs.timm(_timm_fields),
     positions=_timm_positions,
     resize=lambda fields: 'bicubic',
     flat_heads=True,
     config=_timm_config,
     write_rules=lambda flat, fields: timm(
-      fields['num_heads'], has_stages=bool(resnet_blocks(flat))
+      fields['num_heads'], bool(resnet_blocks(flat)), fields
     ),
   ),
 )
