@@ -1,12 +1,18 @@
 """Names under which others publish models."""
 
+import functools
+import json
+
 import jax
 import pytest
 
 import vit_jax
-from tests.support import naming
+from tests.support import GOLDEN, naming
+from tests.support.abstract import abstract_params
 from vit_jax import models
 from vit_jax.errors import UserError
+from vit_jax.models import timm
+from vit_jax.models.vit import prefix
 from vit_jax.weights import zoo
 
 
@@ -15,10 +21,6 @@ from vit_jax.weights import zoo
   [
     ('vit:B/16', 'vit', 'B/16'),
     ('vit', 'vit', None),
-    ('vit_base_patch16_224', 'vit', 'B/16'),
-    ('vit_so400m_patch14_384', 'vit', 'So400m/14'),
-    ('deit_tiny_patch16_224', 'vit', 'Ti/16'),
-    ('deit_base_patch16_384', 'vit', 'B/16'),
     ('vit_tiny_r_s16_p8_224', 'vit', 'R+Ti/16'),
     ('vit_small_r26_s32_224', 'vit', 'R26+S/32'),
     ('vit_base_r26_s32_224', 'vit', 'R26+B/32'),
@@ -105,23 +107,93 @@ def test_names_of_the_hub_have_the_published_number_of_parameters(
   assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
 
 
-@pytest.mark.parametrize('name', ['vit_small_patch16_gap_224', 'ViT-S_16-gap-norep'])
-def test_names_of_models_that_average(name):
-  assert models.build(name).classifier == 'gap'
-
-
 @pytest.mark.parametrize(
   ('name', 'variant', 'fields'),
   [
-    ('vit_base_patch16_siglip_224', 'B/16', {'classifier': 'map'}),
-    ('vit_so400m_patch14_siglip_gap_384', 'So400m/14', {'classifier': 'gap'}),
-    ('vit_giantopt_patch16_siglip_256', 'g-opt/16', {'classifier': 'map'}),
-    ('flexivit_large', 'L/16', {'posemb_tokens': 'patches'}),
+    ('vit_base_patch16_224.augreg_in21k', 'B/16', {}),
+    ('deit_tiny_patch16_224', 'Ti/16', {}),
+    ('vit_base_patch16_siglip_224', 'B/16', dict(classifier='map', num_classes=None)),
+    (
+      'vit_giantopt_patch16_siglip_256',
+      'g-opt/16',
+      dict(act='gelu_tanh', classifier='map', num_classes=None),
+    ),
+    ('flexivit_large', 'L/16', dict(posemb_tokens='patches')),
+    (
+      'vit_small_patch14_reg4_dinov2.lvd142m',
+      'S/14',
+      dict(posemb_tokens='patches', registers=4, layer_scale=1e-5, num_classes=None),
+    ),
   ],
 )
-def test_names_of_vits_with_other_fields(name, variant, fields):
+def test_names_of_timm(name, variant, fields):
+  fields = {'act': 'gelu_erf'} | fields
+  fields = {k: v for k, v in fields.items() if (k, v) != ('act', 'gelu_tanh')}
   assert models.parse_name(name) == ('vit', variant, fields)
   assert models.fields_of(models.build(name)).items() >= fields.items()
+
+
+def test_names_of_models_that_average():
+  assert models.build('ViT-S_16-gap-norep').classifier == 'gap'
+
+
+# timm 1.0.31: [name, parameters, outputs, (height, width)] of its ViT-like names and of those round
+# them, from its registry.
+CENSUS = json.loads((GOLDEN / 'timm_census.json').read_text(encoding='utf-8'))
+
+
+@functools.cache
+def number_of(fields) -> int:
+  """Returns the parameters of a ViT of one patch, without its tables of positions."""
+  fields = dict(
+    fields, posemb='none', relpos='none', scan='kv_heads' not in dict(fields)
+  )
+  model = models.build('vit', **fields)
+  return sum(
+    x.size for x in jax.tree.leaves(abstract_params(model, model.patch_size[0]))
+  )
+
+
+def in_tables(fields, size: tuple[int, int]) -> int:
+  """Returns the numbers in the tables of positions for images of this size."""
+  h, w = (n // p for n, p in zip(size, fields['patch_size'], strict=True))
+  rows, before = 0, prefix(fields)
+  if fields.get('posemb', 'learn') == 'learn':
+    rows = h * w + (before if fields.get('posemb_tokens', 'prefix') == 'prefix' else 0)
+  offsets = (2 * h - 1) * (2 * w - 1) + 3 if fields.get('relpos') == 'layer' else 0
+  return rows * fields['width'] + offsets * fields['num_heads'] * fields['depth']
+
+
+@pytest.mark.parametrize('part', range(8))
+def test_timm_names_have_the_parameters_of_timm(part):
+  vits = [row for row in CENSUS if row[0] in timm.architectures()]
+  for name, parameters, outputs, size in vits[part::8]:
+    _, fields = models.resolve(f'{name}.a_tag')
+    assert fields.get('num_classes', 1000) == (outputs or None), name
+    fields = {'num_classes': outputs or None, **fields}
+    number = number_of(tuple(sorted(fields.items()))) + in_tables(fields, size)
+    assert number == parameters, name
+
+
+def test_the_rest_of_timm_is_refused_by_name():
+  unknown = []
+  for name, *_ in CENSUS:
+    if models.parse_name(name)[0] not in models.MODELS:
+      with pytest.raises(UserError, match=f"Unknown model '{name}'"):
+        models.resolve(name)
+      unknown.append(name)
+  assert (len(CENSUS), len(unknown)) == (436, 103)
+
+
+@pytest.mark.slow  # The families' own tests have the parameters of their usual names.
+@pytest.mark.parametrize('part', range(8))
+def test_other_names_of_timm_have_its_parameters(part):
+  for name, parameters, outputs, size in CENSUS[part::8]:
+    if name in timm.architectures() or models.parse_name(name)[0] not in models.MODELS:
+      continue
+    model = models.build(name, num_classes=outputs or None)
+    shapes = models.shapes_of(model, (*size, 3))['params']
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters, name
 
 
 @pytest.mark.parametrize(
@@ -132,7 +204,10 @@ def test_names_of_vits_with_other_fields(name, variant, fields):
     ('Mixer-B_0', ('B/0', 'B/16')),
     ('mixr', ('mixr', 'mixer', 'vit_base_patch16_224')),
     ('swinv2_cr_tiny_ns_224.sw_in1k', ('swinv2_cr_tiny_ns_224', 'swin')),
-    ('deit3_small_patch16_224', ('deit3_small_patch16_224', 'vit', 'convnext')),
+    (
+      'vit_small_patch14_dinov4',
+      ('vit_small_patch14_dinov4', 'vit_small_patch14_dinov2'),
+    ),
   ],
 )
 def test_other_names_are_refused(name, facts):
@@ -148,7 +223,9 @@ def test_listed_names_are_of_models_and_weights():
       models.resolve(name)
   dino = vit_jax.list_models('*dino*', pretrained=True)
   assert 'hf:timm/vit_base_patch16_224.dino' in dino
-  with pytest.raises(UserError, match=naming('vit_jax.load', dino[2])):
+  with pytest.raises(
+    UserError, match=naming('vit_jax.load', 'vit_base_patch16_224.dino')
+  ):
     vit_jax.create_model('vit_base_patch16_224', pretrained=True)
 
 

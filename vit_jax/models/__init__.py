@@ -166,9 +166,11 @@ def _facts(name: str) -> Family:
 
 
 def names(on_hub: bool = False) -> list[str]:
-  """Returns usual names of models or, on the hub, of their weights: 'hf:OWNER/NAME'."""
+  """Returns names of models or, on the hub, of their weights: 'hf:OWNER/NAME'."""
+  from vit_jax.models import timm
+
   text = Path(__file__).with_name('names.json').read_text(encoding='utf-8')
-  every = [*MODELS, *json.loads(text)]
+  every = [*MODELS, *dict.fromkeys([*json.loads(text), *timm.architectures()])]
   return [name for name in every if name.startswith('hf:') == on_hub]
 
 

@@ -53,12 +53,6 @@ def options(name: str) -> dict | None:
   return architectures().get(name.partition('.')[0])
 
 
-def published(name: str) -> tuple[str | None, dict] | None:
-  """Returns (no variant, fields) of a name of timm: see `Family.published`."""
-  row = options(name)
-  return None if row is None else (None, fields_of(row))
-
-
 def fields_of(row: dict) -> dict:
   """Returns the fields of `ViT` for timm's options, without those that concern training.
 

@@ -105,7 +105,7 @@ def has_cls(fields: Mapping) -> bool:
   """Whether a ViT of these fields has a class token."""
   if (stated := fields.get('cls_token')) is not None:
     return stated
-  return fields['classifier'] in READS_PREFIX
+  return fields.get('classifier', 'token') in READS_PREFIX
 
 
 def prefix(fields: Mapping) -> int:
@@ -608,10 +608,23 @@ _TIMM |= dict(huge='H', giant='g', giantopt='g-opt', gigantic='G')
 _SIZES = '|'.join(_TIMM)
 
 
-def _timm(name):
-  from vit_jax.models import timm
+def _timm(name: str) -> tuple[str | None, dict] | None:
+  from vit_jax.models import timm  # its table is read where a name is not ours
 
-  return timm.published(name)
+  if (row := timm.options(name)) is None:
+    return None
+  fields, usual = timm.fields_of(row), ViT.__dataclass_fields__
+  shape = tuple(fields[key] for key in ('width', 'depth', 'mlp_dim', 'num_heads'))
+  size = next((size for size, numbers in VARIANTS.items() if numbers == shape), None)
+  if size is None:
+    return None, fields
+  variant = f'{size}/{fields["patch_size"][0]}'  # timm's patches are square
+  shown = {'patch_size', 'width', 'depth', 'mlp_dim', 'num_heads'}
+  return variant, {
+    key: value
+    for key, value in fields.items()
+    if key not in shown and value != usual[key].default
+  }
 
 
 # See `Family.published`.

@@ -398,9 +398,9 @@ def _timm_fields(args: dict, name: str) -> dict:
   usual, own = timm_names.options(name), dict(args)
   args.clear()
   fields = timm_names.fields_of({**(usual or {}), **own})
-  fields.pop('num_classes', None)
   if usual is not None:
-    return fields
+    shapes = ('num_classes', 'width', 'depth', 'mlp_dim', 'map_mlp_dim', 'patch_size')
+    return {key: value for key, value in fields.items() if key not in shapes}
   # Of hybrids and of files without a name, arrays tell all but these.
   told = {'act', *(('num_heads',) if 'num_heads' in own else ())}
   told |= {'posemb_tokens'} if 'no_embed_class' in own else set()
