@@ -26,7 +26,7 @@ def list_models(pattern: str = '*', pretrained: bool = False) -> list[str]:
 def create_model(name: str, variant: str | None = None, **fields):
   """Returns a Linen model: `create_model('vit', 'B/16', num_classes=10)`.
 
-  `create_model('vit_base_patch16_224')` is the same model by timm's name. All
+  `create_model('vit_small_patch14_dinov2.lvd142m')` is the model that timm calls so. All
   arguments: `vit_jax.models.build`. Weights come with `load`.
   """
   from vit_jax import errors, models  # importing vit_jax alone costs nothing

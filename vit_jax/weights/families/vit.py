@@ -368,7 +368,7 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
 
 def _timm_rules(arrays, facts) -> Table:
   has_stages = any(name.startswith(f'{_RESNET}.stages') for name in arrays)
-  fields = dict(facts.fields)
+  fields = {**facts.fields, 'width': len(arrays['patch_embed.proj.weight'])}
   fields['depth'] = 1 + max(
     int(m[1]) for name in arrays if (m := re.match(r'blocks\.(\d+)\.', name))
   )
