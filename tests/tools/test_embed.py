@@ -25,6 +25,8 @@ NAMES = [
   *map('sub/{}.jpg'.format, range(5)),
 ]
 
+pytestmark = pytest.mark.usefixtures('one_device')
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -51,6 +53,14 @@ def call(capfd):
   return run
 
 
+@pytest.fixture
+def refused(capfd):
+  """Asserts that `embed` or `search` ends with one line that names all facts."""
+  return lambda tool, argv, *facts: commands.assert_refused(
+    tool.main, capfd, argv, facts
+  )
+
+
 def array(path, layer, shape):
   column = pq.read_table(path)[layer].combine_chunks()
   return column.flatten().to_numpy().reshape(shape)
@@ -62,7 +72,8 @@ def outputs(folder, names):
   return jax.jit(loaded.model.apply)(loaded.variables, images)[1]
 
 
-def test_a_row_per_image_and_how_it_was_computed(folder, tmp_path, call):
+def test_a_row_per_image_and_how_it_was_computed(folder, tmp_path, call, monkeypatch):
+  monkeypatch.undo()  # on eight devices
   out = tmp_path / 'new' / 'f.parquet'
   shutil.copy(folder / '0.png', os.fsencode(folder) + b'/\xff.png')
   printed = call(embed, SOURCE, folder, '--out', out, '--batch', 5)
@@ -85,7 +96,7 @@ def test_a_row_per_image_and_how_it_was_computed(folder, tmp_path, call):
   assert not (tmp_path / 'new' / 'f.parquet.parts').exists()
 
 
-def test_a_row_per_patch(folder, tmp_path, call, capfd, one_device):
+def test_a_row_per_patch(folder, tmp_path, call, refused):
   out = tmp_path / 'f.parquet'
   call(embed, SOURCE, folder, '--out', out, '--layer', 'block00,encoded,stem')
   table, expected = pq.read_table(out), outputs(folder, NAMES)
@@ -96,9 +107,7 @@ def test_a_row_per_patch(folder, tmp_path, call, capfd, one_device):
   for layer in ('block00', 'stem'):  # The class token is the first of its layer
     patches = np.reshape(expected[layer], (12, -1, 48))[:, -16:]
     np.testing.assert_allclose(array(out, layer, (12, 16, 48)), patches, atol=1e-5)
-  commands.assert_refused(
-    search.main, capfd, [out, folder], (out, 'patch', 'pre_logits')
-  )
+  refused(search, [out, folder], out, 'patch', 'pre_logits')
   half = tmp_path / 'half.parquet'
   call(embed, SOURCE, folder, '--out', half, '--layer', 'stem', '--half')
   np.testing.assert_array_equal(
@@ -135,7 +144,7 @@ sys.exit(cli.run(embed.main))
 
 
 def test_a_killed_run_continues_without_duplicates_or_gaps(
-  folder, tmp_path, call, one_device, monkeypatch
+  folder, tmp_path, call, monkeypatch
 ):
   out, whole = tmp_path / 'f.parquet', tmp_path / 'whole.parquet'
   argv = [SOURCE, folder, '--batch', 3, '--out']
@@ -168,9 +177,7 @@ def test_a_killed_run_continues_without_duplicates_or_gaps(
   assert json.loads(table.schema.metadata[b'vit_jax'])['bad_images'] == []
 
 
-def test_another_recipe_or_process_is_refused(
-  folder, tmp_path, call, one_device, capfd
-):
+def test_another_recipe_or_process_is_refused(folder, tmp_path, call, refused):
   out = tmp_path / 'f.parquet'
   call(embed, SOURCE, folder, '--out', out)
   argv = [SOURCE, folder, '--out', out]
@@ -180,63 +187,59 @@ def test_another_recipe_or_process_is_refused(
     (['--layer', 'encoded'], ('layers', 'pre_logits', 'encoded')),
     (['--pp', 'decode|resize(32)|value_range(0, 1)'], ('pp', 'value_range(0, 1)')),
   ):
-    commands.assert_refused(embed.main, capfd, [*argv, *more], (out, *facts))
+    refused(embed, [*argv, *more], out, *facts)
   assert out.read_bytes() == before
   damaged = bytearray(before)
   damaged[before.index(array(out, 'pre_logits', -1)[:4].tobytes())] ^= 1
   (tmp_path / 'g.parquet').write_bytes(damaged)
   near = [tmp_path / 'g.parquet', '--near_duplicates', 0.9]
-  commands.assert_refused(search.main, capfd, near, ('g.parquet', 'damaged'))
+  refused(search, near, 'g.parquet', 'damaged')
   record = json.loads(pq.read_schema(out).metadata[b'vit_jax'])
   with features.writing(out, record):
-    commands.assert_refused(embed.main, capfd, argv, (out, 'process'))
+    refused(embed, argv, out, 'process')
 
 
-def test_errors_are_one_line(folder, tmp_path, capfd, one_device, monkeypatch):
+def test_errors_are_one_line(folder, tmp_path, monkeypatch, refused):
   out = tmp_path / 'f.parquet'
-  refused = lambda argv, *facts: commands.assert_refused(embed.main, capfd, argv, facts)
-  refused([SOURCE, folder, '--out', tmp_path / 'f.csv'], 'f.csv', '.parquet')
-  refused([SOURCE, folder / '0.png', '--out', out], '0.png', 'folder')
-  refused([SOURCE, folder, '--out', out, '--layer', 'blok01'], 'blok01', 'block01')
-  layers = 'pre_logits,stem'
-  refused([SOURCE, folder, '--out', out, '--layer', layers], 'pre_logits', 'stem')
-  refused(['vit_base_patch16_224', folder, '--out', out], 'vit_base_patch16_224')
+  argv = [SOURCE, folder, '--out', out]
+  refused(embed, [*argv[:-1], 'f.csv'], 'f.csv', '.parquet')
+  refused(embed, [SOURCE, folder / '0.png', '--out', out], '0.png', 'folder')
+  refused(embed, [*argv, '--layer', 'blok01'], 'blok01', 'block01')
+  refused(embed, [*argv, '--layer', 'pre_logits,stem'], 'pre_logits', 'stem')
+  refused(embed, ['vit_base_patch16_224', *argv[1:]], 'vit_base_patch16_224')
   for name in NAMES:
     (folder / name).write_bytes(b'')
-  refused([SOURCE, folder, '--out', out], 13)
-  find = lambda argv, *facts: commands.assert_refused(search.main, capfd, argv, facts)
-  find([out, folder], out)
+  refused(embed, argv, 13)
+  refused(search, [out, folder], out)
   out.write_text('not a file of features')
-  find([out, folder], out, 'damaged')
+  refused(search, [out, folder], out, 'damaged')
   pq.write_table(pa.table({'path': ['a']}), out)
-  find([out, folder], out, 'embed')
-  find([out], 'near_duplicates')
-  find([out, '--near_duplicates', 0], 'near_duplicates', 0)
+  refused(search, [out, folder], out, 'embed')
+  refused(search, [out], 'near_duplicates')
+  refused(search, [out, '--near_duplicates', 0], 'near_duplicates', 0)
   monkeypatch.setitem(sys.modules, 'pyarrow', None)
-  refused([SOURCE, folder, '--out', out], 'pyarrow', 'vit_jax[features]')
-  find([out, folder], 'pyarrow', 'vit_jax[features]')
+  refused(embed, argv, 'pyarrow', 'vit_jax[features]')
+  refused(search, [out, folder], 'pyarrow', 'vit_jax[features]')
 
 
 # --- search -------------------------------------------------------------------------
 
 
-def test_search_embeds_queries_as_the_file_says(
-  folder, tmp_path, call, capfd, one_device
-):
+def test_search_embeds_queries_as_the_file_says(folder, tmp_path, call, refused):
   out, moved = tmp_path / 'f.parquet', tmp_path / 'moved.npz'
   shutil.copy(SOURCE, moved)
   pp = 'decode|resize(32)|value_range(0, 1)'
   call(embed, moved, folder, '--out', out, '--pp', pp)
   query, page = folder / 'sub/2.jpg', tmp_path / 'page' / 'page.html'
   argv = [out, query, folder / 'bad.png', '--top', 3]
-  found, bad = call(search, *argv, '--page', page)['queries']
+  first, bad = call(search, *argv, '--page', page)['queries']
   assert 'not an image' in bad['error']
   x = array(out, 'pre_logits', (12, 48)).astype(np.float64)
   x /= np.linalg.norm(x, axis=1, keepdims=True)
   similar = x @ x[NAMES.index('sub/2.jpg')]
   order = np.argsort(-similar)[:3]
-  assert [y['path'] for y in found['images']] == [str(folder / NAMES[i]) for i in order]
-  numbers = [y['similarity'] for y in found['images']]
+  assert [y['path'] for y in first['images']] == [str(folder / NAMES[i]) for i in order]
+  numbers = [y['similarity'] for y in first['images']]
   np.testing.assert_allclose(numbers, similar[order], atol=1e-6)
   html = page.read_text()
   assert html.count('src="data:image/jpeg;base64,') == 4
@@ -244,18 +247,16 @@ def test_search_embeds_queries_as_the_file_says(
   assert '<b>.png' not in html
   # Weights that moved, and others.
   moved.rename(tmp_path / 'elsewhere.npz')
-  commands.assert_refused(search.main, capfd, argv, (moved, '--source'))
+  refused(search, argv, moved, '--source')
   assert (
-    call(search, *argv, '--source', tmp_path / 'elsewhere.npz')['queries'][0] == found
+    call(search, *argv, '--source', tmp_path / 'elsewhere.npz')['queries'][0] == first
   )
   other = GOLDEN / 'vit_google_gap.npz'
-  commands.assert_refused(
-    search.main, capfd, [*argv, '--source', other], (out, 'weights')
-  )
+  refused(search, [*argv, '--source', other], out, 'weights')
 
 
 def test_search_by_text_compares_the_vectors_of_two_towers(
-  folder, tmp_path, call, capfd, one_device
+  folder, tmp_path, call, refused
 ):
   out, source = tmp_path / 'f.parquet', pairs.siglip(tmp_path / 'siglip') / 'w.npz'
   call(embed, source, folder, '--out', out)
@@ -271,10 +272,10 @@ def test_search_by_text_compares_the_vectors_of_two_towers(
     np.testing.assert_allclose(numbers, expected[order], atol=1e-5)
   call(embed, source, folder, '--out', tmp_path / 'g.parquet', '--layer', 'pre_logits')
   argv = [tmp_path / 'g.parquet', *argv]
-  commands.assert_refused(search.main, capfd, argv, ('--text', 'g.parquet', 'logits'))
+  refused(search, argv, '--text', 'g.parquet', 'logits')
 
 
-def test_a_run_is_remembered_by_its_step(folder, tmp_path, call, short_run, one_device):
+def test_a_run_is_remembered_by_its_step(folder, tmp_path, call, short_run):
   out = tmp_path / 'f.parquet'
   pp = ('--pp', 'decode(1)|resize(8)|value_range(-1, 1)')
   call(embed, f'{short_run}@2', folder, '--out', out, *pp)
@@ -312,7 +313,7 @@ def test_groups_are_the_components_of_all_pairs(monkeypatch):
   assert 10 < len(set(near.argmax(1))) < 60
 
 
-def test_near_duplicates_are_grouped(folder, tmp_path, call, one_device):
+def test_near_duplicates_are_grouped(folder, tmp_path, call):
   Image.open(folder / '3.png').save(folder / 'sub' / 'copy.png')
   Image.open(folder / '3.png').save(folder / 'worse.jpg', quality=60)
   Image.open(folder / '4.png').save(folder / 'zebra.png')
