@@ -132,6 +132,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     bare: without the prefix of models with a head.
     flat: whether the patch embedding is a dense layer.
   """
+  # '-' is no name in any file.
   names = {'cls': '-', 'registers': '-', 'positions': '-', 'gate': '-', 'scales': '--'}
   names, heads = names | kind.names, fields['num_heads']
   top = lambda name: f'{"" if bare else kind.prefix}{name}'
@@ -412,7 +413,7 @@ _FORMAT = Format(
 FORMATS = (
   _FORMAT._replace(  # SigLIP's classifiers, which do not read the tower's pooling
     marker=r'classifier\.weight',
-    when=_typed('siglip', 'siglip2'),
+    when=_typed('siglip'),
     ignored=rf'{_IGNORED}|vision_model\.head\..*',
   ),
   _FORMAT._replace(
