@@ -146,7 +146,7 @@ def test_sine_cosine_positions_leave_the_library(tmp_path, to, fields):
 @pytest.mark.parametrize(
   ('to', 'fields', 'facts'),
   [
-    ('hf', dict(classifier='none'), ("classifier='none'", "'token'")),
+    ('hf', dict(classifier='none'), ('hf', "classifier='none'")),
     ('hf', dict(posemb='none'), ("posemb='none'", "'learn'")),
     ('timm', dict(classifier='none'), ("classifier='none'", "'map'")),
     ('timm', dict(norm_eps=1e-5), ('norm_eps=1e-05', '1e-06')),
