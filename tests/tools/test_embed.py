@@ -188,6 +188,7 @@ def test_another_recipe_or_process_is_refused(folder, tmp_path, call, refused):
     (['--pp', 'decode|resize(32)|value_range(0, 1)'], ('pp', 'value_range(0, 1)')),
   ):
     refused(embed, [*argv, *more], out, *facts)
+    assert not (tmp_path / 'f.parquet.parts').exists()
   assert out.read_bytes() == before
   damaged = bytearray(before)
   damaged[before.index(array(out, 'pre_logits', -1)[:4].tobytes())] ^= 1

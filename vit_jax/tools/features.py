@@ -93,7 +93,12 @@ def writing(out: Path, record: dict) -> Iterator['Parts']:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
       raise UserError(f'Another process writes {out}.') from None
-    yield Parts(out, folder, record)
+    try:
+      yield Parts(out, folder, record)
+    finally:
+      with contextlib.suppress(OSError):  # The folder has parts, or was deleted
+        (folder / 'lock').unlink()
+        folder.rmdir()
 
 
 class Parts:
