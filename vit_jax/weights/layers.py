@@ -4,7 +4,7 @@ import re
 
 from vit_jax import trees
 from vit_jax.weights import transforms as t
-from vit_jax.weights.rename import Rule, Table
+from vit_jax.weights.rename import Rule, Table, table
 
 QKV = ('query', 'key', 'value')
 
@@ -74,4 +74,22 @@ def fused(theirs: str, ours: str, heads: int, names=QKV, dot: str = '.') -> Tabl
   return tuple(
     Rule(f'{theirs}{dot}{part}', leaves(leaf), t.joined(transform(heads), len(names)))
     for part, leaf, transform in parts
+  )
+
+
+def openai_block(theirs: str, ours: str, heads: int) -> Table:
+  """A block of OpenAI's CLIP, of open_clip and the Perception Encoder."""
+  attention, mlp = f'{ours}/MultiHeadDotProductAttention_0', f'{ours}/MlpBlock_0'
+  return table(
+    fused(f'{theirs}.attn.in_proj', attention, heads, dot='_'),
+    out_of_heads(f'{theirs}.attn.out_proj', f'{attention}/out', heads),
+    dense(f'{theirs}.mlp.c_fc', f'{mlp}/Dense_0'),
+    dense(f'{theirs}.mlp.c_proj', f'{mlp}/Dense_1'),
+    [
+      (
+        norm(f'{theirs}.ln_{k + 1}', f'{ours}/LayerNorm_{k}'),
+        Rule(f'{theirs}.ls_{k + 1}.gamma', f'{ours}/LayerScale_{k}/gamma'),
+      )
+      for k in (0, 1)
+    ],
   )

@@ -132,16 +132,10 @@ def _siglip_tokens(vocab: int, clean: str) -> dict:
 
 
 def _open_clip_rules(heads: int) -> Table:
-  block = 'transformer.resblocks.{i}'
   return table(
     Rule('token_embedding.weight', 'embedding/embedding'),
     Rule('positional_embedding', 'pos_embedding'),
-    layers.norm(f'{block}.ln_1', f'{BLOCK}/LayerNorm_0'),
-    layers.norm(f'{block}.ln_2', f'{BLOCK}/LayerNorm_1'),
-    layers.fused(f'{block}.attn.in_proj', ATTENTION, heads, dot='_'),
-    layers.out_of_heads(f'{block}.attn.out_proj', f'{ATTENTION}/out', heads),
-    layers.dense(f'{block}.mlp.c_fc', f'{MLP}/Dense_0'),
-    layers.dense(f'{block}.mlp.c_proj', f'{MLP}/Dense_1'),
+    layers.openai_block('transformer.resblocks.{i}', BLOCK, heads),
     layers.norm('ln_final', 'encoder_norm'),
     Rule('text_projection', 'head/kernel'),  # x @ projection, not transposed
     layers.dense('text_projection', 'head'),

@@ -72,50 +72,6 @@ def _facts(images: dict, image_size=None, **usual) -> Reader:
 # -- rename tables --------------------------------------------------------------------
 
 
-def block(
-  theirs: str,
-  heads: int,
-  *,
-  norm: str = 'norm{}',
-  qkv: str = 'attn.qkv',
-  out: str = 'attn.proj',
-  mlp: tuple[str, str] = ('mlp.fc1', 'mlp.fc2'),
-  scale: str = 'ls{}.gamma',
-  dot: str = '.',
-) -> Table:
-  """Returns the rules of a block: its norms, fused attention, MLP and LayerScales.
-
-  Args:
-    theirs: 'blocks.{i}'.
-    norm, scale: names within it; {} stands for 1 and 2.
-    dot: between `qkv` and 'weight'.
-  """
-  return table(
-    layers.fused(f'{theirs}.{qkv}', ATTENTION, heads, dot=dot),
-    layers.out_of_heads(f'{theirs}.{out}', f'{ATTENTION}/out', heads),
-    [
-      (
-        layers.norm(f'{theirs}.{norm.format(k + 1)}', f'{BLOCK}/LayerNorm_{k}'),
-        layers.dense(f'{theirs}.{mlp[k]}', f'{MLP}/Dense_{k}'),
-        Rule(f'{theirs}.{scale.format(k + 1)}', f'{BLOCK}/LayerScale_{k}/gamma'),
-      )
-      for k in (0, 1)
-    ],
-  )
-
-
-# Blocks of OpenAI's code: of CLIP, open_clip and the Perception Encoder, text towers too.
-openai_block = functools.partial(
-  block,
-  norm='ln_{}',
-  qkv='attn.in_proj',
-  out='attn.out_proj',
-  mlp=('mlp.c_fc', 'mlp.c_proj'),
-  scale='ls_{}.gamma',
-  dot='_',
-)
-
-
 def _gated(theirs: str, gate='w1', value='w2', out='w3', packed='w12') -> Table:
   """Returns the rules of a SwiGLU, its first two layers apart or packed, gate first."""
   both = lambda leaf: tuple(f'{MLP}/{layer}/{leaf}' for layer in ('gate', 'Dense_0'))
@@ -125,17 +81,6 @@ def _gated(theirs: str, gate='w1', value='w2', out='w3', packed='w12') -> Table:
     layers.dense(f'{theirs}.{out}', f'{MLP}/Dense_1'),
     Rule(f'{theirs}.{packed}.weight', both('kernel'), t.joined(t.dense, 2)),
     Rule(f'{theirs}.{packed}.bias', both('bias'), t.joined(t.same, 2)),
-  )
-
-
-def _stem() -> Table:
-  return table(
-    Rule('cls_token', 'cls'),
-    Rule('pos_embed', POSITIONS),
-    layers.conv('patch_embed.proj', 'embedding'),
-    layers.norm('norm', 'Transformer/encoder_norm'),
-    layers.norm('fc_norm', 'pooled_norm'),
-    layers.dense('head', 'head'),
   )
 
 
@@ -173,9 +118,8 @@ def dino(heads: int, *, masked: bool, registers: str, mlp: str | None) -> Table:
     Rule('rope_embed.periods', (), t.dropped),
     Rule(registers, 'registers'),
     layers.norm('cls_norm', 'Transformer/cls_norm'),
-    _stem(),
     {None: (), 'packed': gated[::-1], 'apart': gated}[mlp],
-    block('blocks.{i}', heads),
+    vit.timm(heads),
   )
   return table(rules, respelled(rules, (r'^blocks\.', 'blocks.{c}.')))
 
@@ -199,7 +143,7 @@ def clip(heads: int) -> Table:
     layers.norm('ln_pre', 'Transformer/pre_norm'),
     layers.norm('ln_post', 'Transformer/encoder_norm'),
     Rule('proj', 'head/kernel'),
-    openai_block('transformer.resblocks.{i}', heads),
+    layers.openai_block('transformer.resblocks.{i}', BLOCK, heads),
   )
 
 
@@ -219,48 +163,32 @@ def perception(heads: int, map_heads: int) -> Table:
 
 def eva(heads: int) -> Table:
   """EVA-01, EVA-02 and the image towers of EVA-CLIP."""
-  attention = 'blocks.{i}.attn'
   return table(
     Rule('rope.freqs_{rest}', (), t.dropped),
-    Rule(f'{attention}.rope.freqs_{{rest}}', (), t.dropped),
-    [
-      (
-        layers.into_heads(f'{attention}.{x[0]}_proj', f'{ATTENTION}/{x}', heads),
-        Rule(f'{attention}.{x[0]}_bias', f'{ATTENTION}/{x}/bias', t.heads_bias(heads)),
-      )
-      for x in layers.QKV
-    ],
-    layers.norm(f'{attention}.inner_attn_ln', f'{ATTENTION}/norm'),
+    Rule('blocks.{i}.attn.rope.freqs_{rest}', (), t.dropped),
+    layers.norm('blocks.{i}.attn.inner_attn_ln', f'{ATTENTION}/norm'),
     layers.norm('blocks.{i}.mlp.ffn_ln', f'{MLP}/norm'),
     _gated('blocks.{i}.mlp'),
-    _stem(),
-    block('blocks.{i}', heads),
+    vit.timm(heads),
   )
 
 
 def aim(heads: int) -> Table:
   """AIMv2."""
-  patches = 'preprocessor.patchifier'
-  return table(
-    layers.conv(f'{patches}.proj', 'embedding'),
-    layers.norm(f'{patches}.norm', 'embedding_norm'),
-    Rule('preprocessor.pos_embed', POSITIONS),
-    layers.norm('trunk.post_trunk_norm', 'Transformer/encoder_norm'),
-    _gated('trunk.blocks.{i}.mlp', 'fc1', 'fc3', 'fc2'),
-    block('trunk.blocks.{i}', heads, norm='norm_{}'),
+  names = (
+    (r'^patch_embed', 'preprocessor.patchifier'),
+    (r'^pos_embed', 'preprocessor.pos_embed'),
+    (r'^norm', 'trunk.post_trunk_norm'),
+    (r'^blocks', 'trunk.blocks'),
+    (r'\.norm(\d)', r'.norm_\1'),
   )
+  gated = _gated('trunk.blocks.{i}.mlp', 'fc1', 'fc3', 'fc2')
+  return table(gated, respelled(vit.timm(heads), *names))
 
 
 def plain(heads: int) -> Table:
-  """DeiT, DeiT III, MAE, I-JEPA and DINO: the names that timm took over."""
-  deit3 = respelled(block('blocks.{i}', heads), (r'ls(\d)\.gamma', r'gamma_\1'))
-  return table(
-    Rule('dist_token', 'registers'),
-    layers.dense('head_dist', 'head_dist'),
-    _stem(),
-    block('blocks.{i}', heads),
-    deit3,
-  )
+  """DeiT, DeiT III, MAE and I-JEPA: the names that timm took over."""
+  return vit.timm(heads, fields={'classifier': 'distilled'})
 
 
 def trunk(heads: int) -> Table:
