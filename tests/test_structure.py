@@ -30,7 +30,7 @@ MODULES = sorted(
 BUDGET = {
   'models': (2_940, 2_000),
   'nn': (1_680, 1_450),
-  'kernels': (1_300, 1_300),
+  'kernels': (1_320, 1_300),
   ('optim', 'tasks', 'tune'): (1_800, 1_900),
   'data': (5_560, 5_000),
   'weights': (6_060, 3_900),
@@ -44,7 +44,7 @@ BUDGET = {
   'lab': (2_920, 2_900),
   'modules': (2_460, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
-TOTAL = (40_200, 32_000)
+TOTAL = (40_250, 32_000)
 ELSEWHERE = {'configs': (1_760, 1_700), 'tests': (29_800, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from tests.support import tpu
@@ -133,3 +134,21 @@ def test_blocks_pin_examples_to_the_mesh():
   expected = jax.sharding.NamedSharding(mesh, P(('data', 'fsdp')))
   assert x.sharding.is_equivalent_to(expected, 3)
   assert not constrained(4)  # without a mesh
+
+
+def test_on_gpus_blocks_keep_channels_last():
+  device = AbstractDevice(device_kind='NVIDIA H200', num_cores=None, platform='gpu')
+  sizes, axes = (1, 2, 1), ('data', 'fsdp', 'tensor')
+  mesh = AbstractMesh(sizes, axes, (AxisType.Auto,) * 3, abstract_device=device)
+  loss = lambda x: kernels.place(x).sum()
+  with jax.sharding.use_abstract_mesh(mesh):
+    equations = jax.make_jaxpr(jax.grad(loss))(X).jaxpr.eqns
+  names = [e.primitive.name for e in equations if 'constraint' in e.primitive.name]
+  # Split on both sides of the layout, forwards and backwards.
+  assert names == 2 * [
+    'sharding_constraint',
+    'layout_constraint',
+    'sharding_constraint',
+  ]
+  layouts = [e.params['layout'] for e in equations if 'layout' in e.primitive.name]
+  assert [x.major_to_minor for x in layouts] == 2 * [(0, 1, 2)]
