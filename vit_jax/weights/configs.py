@@ -53,7 +53,9 @@ def google(**defaults) -> Reader:
     ours = section(config, 'vit_jax')
     fields = section(ours, 'fields')
     if odd := [
-      k for k, v in fields.items() if not isinstance(v, str | bool | float | list)
+      k
+      for k, v in fields.items()
+      if not isinstance(v, str | bool | float | list | tuple)
     ]:
       raise ValueError(f'field {odd[0]}={fields[odd[0]]!r} follows from the arrays')
     names = ours.get('class_names')
