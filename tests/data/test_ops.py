@@ -189,6 +189,15 @@ def test_resize_small_keeps_the_aspect_ratio(shape, size):
   assert run('resize_small(256)', noise(*shape, 3)).shape == (*size, 3)
 
 
+@pytest.mark.parametrize('shape', [(427, 640), (640, 427), (400, 600)])
+def test_the_longer_side_is_rounded_as_by_the_library(shape):
+  for more, rounded in (('', round), (", rounding='nearest'", int)):
+    size = tuple(rounded(256 * n / min(shape)) for n in shape)
+    pp, image = f'resize_small(256{more})', noise(*shape, 3)
+    assert run(pp, image).shape == (*size, 3)
+    assert registry.parse(pp)[0].numpy(image).shape == (*size, 3)
+
+
 # --- values ------------------------------------------------------------------------
 
 

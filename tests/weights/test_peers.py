@@ -273,8 +273,7 @@ def test_defaults_of_transformers_processors(transformers, name):
   name = f'{name}ImageProcessor'
   rng = np.random.default_rng(0)
   smooth = Image.fromarray(rng.integers(64, 192, (9, 12, 3), np.uint8))
-  # Of other aspect ratios its longer side is rounded down, ours as big_vision's.
-  image, processor = smooth.resize((600, 400)), getattr(transformers, name)()
+  image, processor = smooth.resize((640, 427)), getattr(transformers, name)()
   pixels = processor(image, return_tensors='np')['pixel_values'][0].transpose(1, 2, 0)
   pp = pipelines.of_hf({'image_processor_type': name}, (224, 224))
   levels = np.abs(SingleImage(pp)(np.asarray(image)) - pixels)

@@ -102,18 +102,27 @@ def resize_small(
   """Resizes the smaller side to `smaller_size` at the same aspect ratio.
 
   As big_vision's op of the same text, but that antialias, which 'area' does not ask for,
-  is False there.
+  is False there. With rounding='nearest' the longer side is rounded down, as by timm and
+  transformers, whose pipelines have it.
   """
 
   def tensors(images, u, resize):
-    shape = tf.cast(tf.shape(images)[-3:-1], tf.float32)
-    size = tf.round(shape * (smaller_size / tf.reduce_min(shape)))
+    if rounding == 'nearest':
+      shape = tf.cast(tf.shape(images)[-3:-1], tf.int64)
+      size = shape * smaller_size // tf.reduce_min(shape)
+    else:
+      shape = tf.cast(tf.shape(images)[-3:-1], tf.float32)
+      size = tf.round(shape * (smaller_size / tf.reduce_min(shape)))
     size = tf.cast(size, tf.int32)
     return resize(images, size, method, antialias, rounding)
 
   def array(image):
-    shape = np.asarray(image.shape[:2], np.float32)
-    size = np.round(shape * (np.float32(smaller_size) / shape.min()))
+    if rounding == 'nearest':
+      shape = np.asarray(image.shape[:2])
+      size = shape * smaller_size // shape.min()
+    else:
+      shape = np.asarray(image.shape[:2], np.float32)
+      size = np.round(shape * (np.float32(smaller_size) / shape.min()))
     return numpy_ops.resize_to(image, *size.astype(int), method, antialias, rounding)
 
   target = (smaller_size, smaller_size)
