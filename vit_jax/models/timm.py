@@ -226,11 +226,20 @@ def _rope(get: _Options) -> dict:
 
 
 def _beit(get: _Options) -> dict:
-  pooled = get('global_pool') == 'avg'
+  pooled = get('use_fc_norm')
+  pooled = get('global_pool') == 'avg' if pooled is None else pooled
+  shared, gated = get('use_shared_rel_pos_bias'), get('swiglu_mlp')
+  layer = get('use_rel_pos_bias')
+  if shared and layer:
+    raise ValueError(
+      'timm would add the tables of use_shared_rel_pos_bias and of layers'
+    )
   return dict(
     posemb='learn' if get('use_abs_pos_emb') else 'none',
-    relpos='layer' if get('use_rel_pos_bias') else 'none',
+    relpos='layer' if layer else 'shared' if shared else 'none',
     qkv_bias='qv' if get('qkv_bias') else 'none',
     final_norm=_final(True, pooled),
-    act='gelu_erf',
+    extra_norms=('mlp',) if get('scale_mlp') else (),
+    act='silu' if gated else 'gelu_erf',
+    mlp='swiglu' if gated else 'mlp',
   )

@@ -77,6 +77,8 @@ def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]
     flat, fields = adapt.learned_positions(
       flat, fields, models.family(family), size, class_row=to != 'timm'
     )
+  if to == 'timm':
+    flat, fields = adapt.with_class_position(flat, fields, models.family(family))
   return format.write(flat, fields, size, class_names)
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from vit_jax import models
 from vit_jax.models import timm as timm_names
 from vit_jax.models import vit
-from vit_jax.weights import configs, layers
+from vit_jax.weights import configs, layers, timm_options
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format
 from vit_jax.weights.rename import Rule, Table, table
@@ -291,7 +291,7 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
       (
         layers.norm(f'{block}.norm{j + 1}', f'{BLOCK}/LayerNorm_{j}'),
         Rule(f'{block}.ls{j + 1}.gamma', f'{BLOCK}/LayerScale_{j}/gamma'),
-        Rule(f'{block}.gamma_{j + 1}', f'{BLOCK}/LayerScale_{j}/gamma', only_load=True),
+        Rule(f'{block}.gamma_{j + 1}', f'{BLOCK}/LayerScale_{j}/gamma'),
       )
       for j in (0, 1)
     ],
@@ -315,6 +315,7 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
     layers.norm(f'{attention}.norm', f'{ATTENTION}/norm'),
     layers.out_of_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
     Rule(f'{attention}.relative_position_bias_table', f'{BLOCK}/relpos/table'),
+    Rule('rel_pos_bias.relative_position_bias_table', 'Transformer/relpos/table'),
     Rule('rope.freqs', frequencies, t.per_layer(heads)) if depth else (),
     (
       Rule(f'{mlp}.fc1.weight', packed('kernel'), t.joined(t.dense, 2)),
@@ -417,12 +418,32 @@ _HYBRIDS = {
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
+  name, pool, args = _timm_hybrid(fields) or _timm_vit(fields)
+  size = {'img_size': configs.one(image_size)}
+  return configs.timm_config(name, pool, size | args, fields, image_size, class_names)
+
+
+def _timm_vit(fields) -> tuple[str, str, dict]:
+  model = timm_options.architecture(fields)
+  # Without it timm would classify the other tokens, too.
+  configs.need(fields, 'timm', classifier=('token', 'gap', 'map', 'distilled'))
+  return model.name, model.options['global_pool'], model.args
+
+
+def _timm_hybrid(fields) -> tuple[str, str, dict] | None:
+  if fields['stem_blocks'] is None:
+    return None
   one = dict(posemb=('learn', 'none'), posemb_where=('stem',))
   one |= dict(attention=('full',), representation_size=(None,))
   configs.need(fields, 'timm', **one, classifier=('token', 'gap', 'map'), **_PLAIN)
+  architecture = _HYBRIDS.get(tuple(fields['stem_blocks']))
+  if architecture is None or fields['stem_width'] != 64:
+    shape = f'stem_blocks={fields["stem_blocks"]}, stem_width={fields["stem_width"]}'
+    raise ValueError(f'timm has hybrids {list(_HYBRIDS)} of width 64, not {shape}')
   pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
-  args = configs.timm_patches(fields, image_size)
-  args |= {
+  args = {
+    'patch_size': configs.one(fields['patch_size']),
+    'embed_dim': fields['width'],
     'num_heads': fields['num_heads'],
     'mlp_ratio': configs.timm_ratio(fields['mlp_dim'], fields['width']),
     'class_token': fields['classifier'] == 'token',
@@ -432,15 +453,40 @@ def _timm_config(fields, image_size, class_names) -> dict:
     'act_layer': fields['act'].replace('_erf', ''),
     'depth': fields['depth'],
   }
-  if fields['posemb'] == 'none':
-    args['pos_embed'] = 'none'
-  architecture = 'vit_base_patch16_224'
-  if fields.get('stem_blocks') is not None:
-    architecture = _HYBRIDS.get(tuple(fields['stem_blocks']))
-    if architecture is None or fields['stem_width'] != 64:
-      shape = f'stem_blocks={fields["stem_blocks"]}, stem_width={fields["stem_width"]}'
-      raise ValueError(f'timm has hybrids {list(_HYBRIDS)} of width 64, not {shape}')
-  return configs.timm_config(architecture, pool, args, fields, image_size, class_names)
+  return (
+    architecture,
+    pool,
+    args | ({'pos_embed': 'none'} if fields['posemb'] == 'none' else {}),
+  )
+
+
+# Regexes of the names of arrays that only one kind of timm's blocks has.
+_TIMM_BLOCKS = {
+  'parallel': r'\}\.(in_|mlp_|attn_out|[qk]_norm|ls\.)',
+  'branches': r'\}\.(attns|ffns)\.',
+  'pre': r'\}\.(norm\d|ls\d|gamma_\d|attn\.|mlp\.)',
+}
+_TIMM_BLOCKS['post'] = _TIMM_BLOCKS['pre']
+
+
+def _timm_written(flat: dict, fields: dict) -> Table:
+  """Returns the rules of the one arrangement of arrays that timm's model has."""
+  kind, options = 'vit', {}
+  if fields['stem_blocks'] is None:
+    _, kind, _, options = timm_options.architecture(fields)
+  other = [x for x in _TIMM_BLOCKS.values() if x != _TIMM_BLOCKS[fields['block']]]
+  fused, biases = options.get('qkv_fused', True), fields['qkv_bias'] == 'qkv'
+  other.append(r'\.ls\d' if kind in ('eva', 'beit') else 'gamma_')
+  other.append(r'\.attn\.[qkv]_proj' if fused else r'\.attn\.(qkv\.|[qkv]_bias)')
+  other.append(r'attn\.[qkv]_bias|mlp_bias' if biases else r'(qkv|in_proj)\.bias')
+  if fields['mlp'] == 'swiglu':
+    packed = str(options.get('mlp_layer')).startswith('GluMlp')
+    if kind == 'eva':
+      packed = not options.get('scale_mlp') and not options.get('swiglu_align_to')
+    other.append('fc1_' if packed else r'mlp\.fc1\.')
+  absent = re.compile('|'.join(other))
+  rules = timm(fields['num_heads'], bool(resnet_blocks(flat)), fields)
+  return tuple(rule for rule in rules if not absent.search(rule.theirs))
 
 
 _format = functools.partial(Format, family='vit', grid=grid)
@@ -475,8 +521,6 @@ FORMATS = (
     resize=lambda fields: 'bicubic',
     flat_heads=True,
     config=_timm_config,
-    write_rules=lambda flat, fields: timm(
-      fields['num_heads'], bool(resnet_blocks(flat)), fields
-    ),
+    write_rules=_timm_written,
   ),
 )
