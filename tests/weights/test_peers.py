@@ -138,6 +138,50 @@ def test_timm_vit_both_ways(torch, timm, tmp_path, both_ways, kind):
   both_ways(model, folder, 'timm', images(size), TOKENS, same=False)
 
 
+# One name of timm for every kind of its blocks, positions, pooling and arrangement.
+TODAY = {
+  'vit_small_patch14_dinov2': {},
+  'vit_giant_patch14_reg4_dinov2': dict(mlp_ratio=3.0),  # SwiGLU in one array
+  'vit_small_patch16_dinov3_qkvb': {},
+  'vit_small_plus_patch16_dinov3': dict(mlp_ratio=4.0),
+  'deit_tiny_distilled_patch16_224': {},
+  'deit3_small_patch16_224': {},
+  'eva02_base_patch14_448': dict(mlp_ratio=2.75),
+  'eva02_tiny_patch14_336': dict(mlp_ratio=2.75),
+  'eva02_base_patch16_clip_224': dict(mlp_ratio=2.75),
+  'eva02_enormous_patch14_clip_224': dict(mlp_ratio=3.0),
+  'eva_giant_patch14_224': dict(mlp_ratio=3.0),
+  'beit_base_patch16_224': {},
+  'beitv2_base_patch16_224': dict(use_rel_pos_bias=False, use_shared_rel_pos_bias=True),
+  'beit3_base_patch16_224': {},
+  'vit_base_patch16_clip_quickgelu_224': {},
+  'vit_so400m_patch16_siglip_256': dict(mlp_ratio=3.0),
+  'aimv2_large_patch14_224': {},
+  'vit_base_patch16_rope_224': {},
+  'vit_base_patch16_rope_mixed_ape_224': {},
+  'vit_medium_patch16_rope_reg1_gap_256': {},
+  'vit_medium_patch16_reg4_gap_256': {},
+  'vit_so150m_patch16_reg4_map_256': dict(mlp_ratio=3.0),
+  'vit_base_patch16_xp_224': {},
+  'vit_pwee_patch16_reg1_gap_256': {},
+  'vit_small_patch16_18x2_224': {},
+  'vit_base_patch16_rpn_224': {},
+  'vit_pe_core_base_patch16_224': dict(attn_pool_num_heads=2, attn_pool_mlp_ratio=2.0),
+  'vit_base_patch16_radio_v3': {},
+  'vit_base_patch16_sapiens2': dict(num_kv_heads=(4, 2)),
+}
+
+
+@pytest.mark.parametrize('name', TODAY)
+def test_timm_vits_of_today_both_ways(torch, timm, tmp_path, both_ways, name):
+  args = dict(img_size=(32, 48), patch_size=8, embed_dim=48, depth=2, num_heads=4)
+  if 'beit' in name:  # its tables of other sides than the window's are not published
+    args['img_size'] = 32
+  model = timm.create_model(name, **args | dict(num_classes=10) | TODAY[name])
+  folder = save_timm(tmp_path / 'timm', randomise(torch, model, 0.02))
+  both_ways(model, folder, 'timm', images(args['img_size']), TOKENS)
+
+
 @pytest.mark.parametrize(
   ('name', 'tolerance'),
   [

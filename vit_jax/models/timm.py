@@ -17,11 +17,13 @@ from vit_jax.errors import did_you_mean
 _COMMON = dict(patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0)
 _COMMON |= dict(qkv_bias=True, class_token=True, norm_layer='LayerNorm')
 DEFAULTS = {
-  'vit': dict(global_pool='token', pos_embed='learn', final_norm=True, proj_bias=True),
-  'eva': dict(global_pool='avg', qkv_fused=True, use_abs_pos_emb=True, attn_type='eva')
+  'vit': _COMMON
+  | dict(global_pool='token', pos_embed='learn', final_norm=True, proj_bias=True),
+  'eva': _COMMON
+  | dict(global_pool='avg', qkv_fused=True, use_abs_pos_emb=True, attn_type='eva')
   | dict(use_post_transformer_norm=True, rope_type='cat', rope_grid_indexing='ij')
   | dict(rope_temperature=10_000.0),
-  'beit': dict(global_pool='avg', use_abs_pos_emb=True),
+  'beit': _COMMON | dict(global_pool='avg', use_abs_pos_emb=True),
 }
 DEFAULTS['distilled'] = DEFAULTS['vit']
 _ACTS = {'gelu': 'gelu_erf', 'gelu_tanh': 'gelu_tanh', 'quick_gelu': 'quick_gelu'}
@@ -61,7 +63,7 @@ def fields_of(row: dict) -> dict:
   """
   row = dict(row)
   kind = row.pop('class', 'vit')
-  get = _Options({**_COMMON, **DEFAULTS[kind]}, row)
+  get = _Options(DEFAULTS[kind], row)
   fields = _shared(get)
   fields |= _eva(get) if kind == 'eva' else _beit(get) if kind == 'beit' else _vit(get)
   if kind == 'distilled':
