@@ -182,6 +182,33 @@ def test_timm_vits_of_today_both_ways(torch, timm, tmp_path, both_ways, name):
   both_ways(model, folder, 'timm', images(args['img_size']), TOKENS)
 
 
+HEADS = {'num_heads': 2}
+OTHERS = {
+  'aimv2_hf': {},
+  'clip_hf': {},
+  'clip_open_clip': {},
+  'dinov2_original': HEADS,
+  'dinov2_reg4_swiglu_original': HEADS,
+  'dinov3_hf': {},
+  'eva02_clip_original': HEADS,
+  'ijepa_hf': {},
+  'mae_original': HEADS,
+  'pe_core_original': HEADS | {'map_heads': 4},
+  'siglip_hf': {},
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
+def test_files_of_other_publishers_are_written_for_timm(torch, timm, tmp_path, name):
+  source = weights.read(path_of(name), **OTHERS[name])
+  weights.write(source, tmp_path / 'out', 'timm')
+  x = images(source.image_size)
+  expected = theirs(torch, read_timm(timm, tmp_path / 'out'), x)
+  loaded = vit_jax.load(path_of(name), **OTHERS[name])
+  logits, out = jax.jit(loaded.model.apply)(loaded.variables, x)
+  agree(logits if loaded.model.num_classes else out['pre_logits'], expected, TOKENS)
+
+
 @pytest.mark.parametrize(
   ('name', 'tolerance'),
   [

@@ -112,20 +112,6 @@ def learned_positions(
   return flat, fields
 
 
-def with_class_position(flat: Arrays, fields: dict, family: Family):
-  """Returns (parameters, fields) of an equal model whose positions are of patches alone.
-
-  The cls token absorbs its position. Only where registers have none (posemb_tokens='cls').
-  """
-  if fields.get('posemb_tokens') != 'cls' or family.position not in flat:
-    return flat, fields
-  if not fields['registers'] or not has_cls(fields):
-    return flat, fields | {'posemb_tokens': 'prefix' if has_cls(fields) else 'patches'}
-  first, rest = np.split(flat[family.position], [1], axis=1)
-  flat = flat | {'cls': flat['cls'] + first, family.position: rest}
-  return flat, fields | {'posemb_tokens': 'patches'}
-
-
 def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
   """Resizes a table by offset to that of another window or map, as PyTorch does.
 

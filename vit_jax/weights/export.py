@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax import files, models, trees
 from vit_jax.errors import UserError, choose
-from vit_jax.weights import adapt, configs, formats, pipelines, tuned
+from vit_jax.weights import adapt, configs, formats, pipelines, timm_options, tuned
 from vit_jax.weights.adapt import fit
 from vit_jax.weights.families import text
 from vit_jax.weights.reading import usual_size
@@ -77,8 +77,8 @@ def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]
     flat, fields = adapt.learned_positions(
       flat, fields, models.family(family), size, class_row=to != 'timm'
     )
-  if to == 'timm':
-    flat, fields = adapt.with_class_position(flat, fields, models.family(family))
+  if to == 'timm' and family == 'vit':
+    flat, fields = timm_options.equal(flat, fields, size)
   return format.write(flat, fields, size, class_names)
 
 

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from vit_jax.models import timm, vit
 from vit_jax.weights import configs
 from vit_jax.weights.formats import TRAINING
@@ -74,6 +76,30 @@ def architecture(fields: Mapping) -> Architecture:
   raise ValueError(
     f'timm cannot express {wrong[0]}={fields[wrong[0]]!r}, but {other[wrong[0]]!r}'
   )
+
+
+def equal(flat: dict, fields: dict, size: tuple[int, int]) -> tuple[dict, dict]:
+  """Returns (parameters, fields) of a ViT as timm has it, with equal outputs.
+
+  Beside registers without a position, the cls token absorbs its own; a head has a bias; and
+  places of the Perception Encoder are scaled to the grid that images of this size have.
+  """
+  flat, fields, family = dict(flat), dict(fields), vit.FAMILY
+  if (
+    fields['posemb_tokens'] == 'cls' and vit.has_cls(fields) and family.position in flat
+  ):
+    fields['posemb_tokens'] = 'prefix'
+    if fields['registers']:
+      first, rest = np.split(flat[family.position], [1], axis=1)
+      flat |= {'cls': flat['cls'] + first, family.position: rest}
+      fields['posemb_tokens'] = 'patches'
+  if not fields['head_bias'] and 'head/kernel' in flat:
+    flat['head/bias'] = np.zeros(flat['head/kernel'].shape[-1:], np.float32)
+    fields['head_bias'] = True
+  if fields['rope'] == 'pe' and fields['rope_reference'] is None:
+    stride = family.stride(fields)
+    fields['rope_reference'] = tuple(n // s for n, s in zip(size, stride, strict=True))
+  return flat, fields
 
 
 def _equal(option: str, value, usual) -> bool:
