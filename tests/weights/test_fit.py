@@ -183,7 +183,9 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
   arrays = arrays_of('vit_timm') | {'blocks.0.more.gamma': np.ones(48, np.float32)}
   save_file(arrays, tmp_path / 'model.safetensors')
   shutil.copy(GOLDEN / 'vit_timm' / 'config.json', tmp_path)
-  with pytest.raises(UserError, match=naming(tmp_path, 'timm', "'blocks.0.more.gamma'")):
+  with pytest.raises(
+    UserError, match=naming(tmp_path, 'timm', "'blocks.0.more.gamma'")
+  ):
     vit_jax.load(tmp_path)
 
 
