@@ -349,7 +349,10 @@ OWN = {'authors': DINO, 'open_clip': CLIP}
 
 # (format, field, value) -> the value that is read again, of a model of equal outputs
 EQUAL = {(to, 'posemb_tokens', 'patches'): 'prefix' for to in ('hf', 'open_clip')}
-EQUAL |= {('authors', 'posemb_tokens', 'patches'): 'cls'}
+EQUAL |= {
+  ('authors', 'posemb_tokens', 'patches'): 'cls',
+  ('timm', 'head_bias', False): True,
+}
 EQUAL |= {(to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf', *OWN)}
 
 # field -> fields that it needs beside it
