@@ -84,20 +84,18 @@ def equal(flat: dict, fields: dict, size: tuple[int, int]) -> tuple[dict, dict]:
   Beside registers without a position, the cls token absorbs its own; a head has a bias; and
   places of the Perception Encoder are scaled to the grid that images of this size have.
   """
-  flat, fields, family = dict(flat), dict(fields), vit.FAMILY
-  if (
-    fields['posemb_tokens'] == 'cls' and vit.has_cls(fields) and family.position in flat
-  ):
+  flat, fields, table = dict(flat), dict(fields), vit.FAMILY.position
+  if fields['posemb_tokens'] == 'cls' and vit.has_cls(fields) and table in flat:
     fields['posemb_tokens'] = 'prefix'
     if fields['registers']:
-      first, rest = np.split(flat[family.position], [1], axis=1)
-      flat |= {'cls': flat['cls'] + first, family.position: rest}
+      first, rest = np.split(flat[table], [1], axis=1)
+      flat |= {'cls': flat['cls'] + first, table: rest}
       fields['posemb_tokens'] = 'patches'
   if not fields['head_bias'] and 'head/kernel' in flat:
     flat['head/bias'] = np.zeros(flat['head/kernel'].shape[-1:], np.float32)
     fields['head_bias'] = True
   if fields['rope'] == 'pe' and fields['rope_reference'] is None:
-    stride = family.stride(fields)
+    stride = vit.FAMILY.stride(fields)
     fields['rope_reference'] = tuple(n // s for n, s in zip(size, stride, strict=True))
   return flat, fields
 
@@ -125,15 +123,12 @@ def _comparable(fields: dict) -> dict:
 
 
 def _shared(fields: dict, usual: dict) -> dict:
-  hidden = fields['mlp_dim']
-  if str(usual.get('mlp_layer')).startswith(
-    'GluMlp'
-  ):  # its width is that of both halves
-    hidden *= 2
+  # The hidden layer of a GluMlp holds the gate, too.
+  halves = 2 if str(usual.get('mlp_layer')).startswith('GluMlp') else 1
+  hidden = halves * fields['mlp_dim']
   ratio = {'mlp_ratio': configs.timm_ratio(hidden, fields['width'])}
   if (align := usual.get('swiglu_align_to')) and hidden % align:
     ratio['swiglu_align_to'] = 0
-  pool = {'global_pool': _POOLS.get(fields['classifier'], '')}
   return {
     'patch_size': {'patch_size': configs.one(fields['patch_size'])},
     'width': {'embed_dim': fields['width'], **ratio},
@@ -141,7 +136,7 @@ def _shared(fields: dict, usual: dict) -> dict:
     'num_heads': {'num_heads': fields['num_heads']},
     'mlp_dim': ratio,
     'cls_token': {'class_token': fields['cls_token']},
-    'classifier': pool,
+    'classifier': {'global_pool': _POOLS.get(fields['classifier'], '')},
     'posemb_tokens': {'no_embed_class': fields['posemb_tokens'] == 'patches'},
     'layer_scale': {'init_values': 1e-5 if fields['layer_scale'] else 0.0},
   }

@@ -452,12 +452,9 @@ def _timm_hybrid(fields) -> tuple[str, str, dict] | None:
     'fc_norm': False,  # norm, then the mean; by default timm has them the other way
     'act_layer': fields['act'].replace('_erf', ''),
     'depth': fields['depth'],
+    'pos_embed': fields['posemb'],
   }
-  return (
-    architecture,
-    pool,
-    args | ({'pos_embed': 'none'} if fields['posemb'] == 'none' else {}),
-  )
+  return architecture, pool, args
 
 
 # Regexes of the names of arrays that only one kind of timm's blocks has.
