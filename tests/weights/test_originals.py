@@ -160,6 +160,7 @@ def test_a_perception_encoder_without_pooling(tmp_path, monkeypatch):
     ('eva02_Ti_pt_in21k_p14.pt', {'num_heads': 3}),
     ('IN22K-vit.g.16-600e.pth.tar', {'num_heads': 16}),
     ('PE-Core-T16-384.pt', {'num_heads': 3}),
+    ('aimv2-1B-patch14-224', {'num_heads': 16}),
     ('dinov3_vit7b16_pretrain_sat493m-a6675841.pth', {}),
     ('mine.pth', {}),
   ],

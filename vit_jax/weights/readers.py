@@ -20,11 +20,11 @@ from vit_jax import files
 from vit_jax.errors import UserError, one_line
 
 # Suffixes of files of weights; a file of another name is recognised by its content.
-PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt', '.tar')
+PICKLES = ('.bin', '.pt', '.pth', '.pyth', '.pkl', '.pickle', '.ckpt', '.tar')
 SUFFIXES = ('.npz', '.safetensors', *PICKLES)
 # Keys under which training code keeps the parameters among other things; of a teacher
 # and a student the teacher is published, of an encoder and a predictor the encoder.
-_WRAPPERS = ('state_dict', 'model', 'teacher', 'module', 'encoder')
+_WRAPPERS = ('state_dict', 'model', 'model_state', 'teacher', 'module', 'encoder')
 # Weights hardly compress: a file decompresses to so many times its size, at most.
 _TIMES = 20
 
