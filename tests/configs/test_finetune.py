@@ -152,7 +152,7 @@ def test_pixels_are_those_of_the_weights(tmp_path, capsys):
 
   levels = 'value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
   small = "resize_small(80, method='bicubic', rounding='nearest')"  # 64 / 0.8
-  wanted = f'|{small}|central_crop(64)|{levels}'
+  wanted = f"|{small}|central_crop(64, half='even')|{levels}"
   written = config.read(run)
   crop = "inception_crop(64, rounding='nearest', method='bicubic', antialias=True)"
   assert written['data']['pp'] == f'decode(3)|{crop}|flip_lr|{levels}'

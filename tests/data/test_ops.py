@@ -42,6 +42,7 @@ def run_graph(text, images, u):
   ('text', 'u', 'rows', 'columns'),
   [
     ('central_crop((4, 5))', [], (2, 6), (3, 8)),
+    ('central_crop((4, 5), half="even")', [], (2, 6), (4, 9)),
     ('random_crop((4, 5))', [0, 0], (0, 4), (0, 5)),
     ('random_crop((4, 5))', [LAST, LAST], (5, 9), (7, 12)),
     # Six possible rows: each gets a sixth of the numbers.

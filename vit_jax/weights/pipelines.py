@@ -51,7 +51,7 @@ def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
     raise ValueError(f"crop_mode {mode!r} is not read: 'center' and 'squash' are")
   method = cfg.get('interpolation', 'bicubic').replace('box', 'area')
   whole = tuple(int(n / cfg.get('crop_pct', 0.875)) for n in size)
-  crop = f'|central_crop({size[0] if size[0] == size[1] else size})'
+  crop = f"|central_crop({size[0] if size[0] == size[1] else size}, half='even')"
   resize = f"resize_small({max(whole)}, method={method!r}, rounding='nearest')"
   if mode == 'squash':  # whatever the aspect ratio
     resize = f"resize({whole}, method={method!r}, antialias=True, rounding='nearest')"
@@ -221,7 +221,8 @@ class Preprocessor(NamedTuple):
 def described(pp: str) -> Preprocessor | None:
   """Returns a pipeline as the libraries describe theirs; None if they cannot express it.
 
-  Both always round after resizing and antialias, whether or not ours does.
+  Both always round after resizing and antialias, whether or not ours does; an odd rest is
+  cropped as each does.
   """
   ops = [op for op in registry.parse(pp) if op.name not in ('decode', 'pad_to')]
   if [op.name for op in ops] not in (

@@ -130,19 +130,21 @@ def resize_small(
 
 
 @op('central_crop', maps=('image', 'segments'))
-def central_crop(size: Size):
+def central_crop(size: Size, half: Literal['down', 'even'] = 'down'):
   """Cuts out the middle (h, w); if the rest is odd, one pixel nearer the top left.
 
-  As big_vision's op of the same text.
+  As big_vision's op of the same text. half='even' rounds half a pixel to the even number,
+  as torchvision and so timm.
   """
   height, width = arguments.size_pair(size)
+  first = lambda rest: (rest + (rest // 2 % 2 if half == 'even' else 0)) // 2
 
   def tensors(images, u, resize):
     rest = geometry.excess(images, height, width, 'central_crop')
-    return geometry.cut(images, rest[0] // 2, rest[1] // 2, height, width)
+    return geometry.cut(images, first(rest[0]), first(rest[1]), height, width)
 
   def array(image):
-    y, x = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+    y, x = first(image.shape[0] - height), first(image.shape[1] - width)
     if y < 0 or x < 0:
       raise BadImage(f'central_crop: the image is smaller than {height}x{width}')
     return image[y : y + height, x : x + width]
