@@ -62,7 +62,7 @@ class _Stated(dict):
 class Format(NamedTuple):
   """How one publisher stores one family. Parameters are those under our names."""
 
-  name: str  # google, big_vision, timm, hf, bit, authors or detectron2
+  name: str  # google, big_vision, timm, hf, bit, authors, open_clip or detectron2
   family: str  # a key of models.MODELS
   marker: str | tuple[str, ...]  # regexes of names that every such file has
   rules: Table | Callable[[Arrays, Facts], Table]

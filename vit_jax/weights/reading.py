@@ -153,8 +153,9 @@ def _needed(format, arrays, facts: Facts, given: dict) -> dict:
   fields = format.tells(arrays) | facts.fields
   fields |= {key: given[key] for key in format.needs if key in given}
   if missing := [key for key in format.needs if key not in fields]:
+    sized = "variant='B/16' or " if missing == ['num_heads'] else ''
     raise ValueError(
-      f"neither arrays nor the file's name tell {' and '.join(missing)}: pass "
+      f"neither arrays nor the file's name tell {' and '.join(missing)}: pass {sized}"
       f'{", ".join(f"{key}=..." for key in missing)}, or keep the published name'
     )
   return fields

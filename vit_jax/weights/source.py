@@ -15,7 +15,9 @@ class Source:
   """Parameters read from a source, and the model they belong to."""
 
   source: str  # as the user wrote it
-  format: str  # google, big_vision, timm, hf, bit, authors, detectron2, or run
+  format: (
+    str  # google, big_vision, timm, hf, bit, authors, open_clip, detectron2, or run
+  )
   family: str  # a key of models.MODELS
   fields: dict  # the model's
   # Our names, see `trees.named`, blocks not stacked, float32; batch statistics too.
