@@ -31,10 +31,11 @@ from tests.support.peers import (
 )
 from tests.tools.test_convert import logits_of, random_source
 from tests.weights import test_vit_hf
-from vit_jax import cli, imagenet, inference, trees, weights
+from vit_jax import cli, imagenet, inference, models, trees, weights
 from vit_jax.data.single_image import SingleImage
+from vit_jax.models import timm as names
 from vit_jax.tools import push
-from vit_jax.weights import pipelines
+from vit_jax.weights import formats, pipelines, rename, timm_options
 from vit_jax.weights.adapt import resize_positions
 
 pytestmark = MARKS
@@ -180,6 +181,57 @@ def test_timm_vits_of_today_both_ways(torch, timm, tmp_path, both_ways, name):
   model = timm.create_model(name, **args | dict(num_classes=10) | TODAY[name])
   folder = save_timm(tmp_path / 'timm', randomise(torch, model, 0.02))
   both_ways(model, folder, 'timm', images(args['img_size']), TOKENS)
+
+
+ACTS = dict(GELU='gelu_erf', GELUTanh='gelu_tanh', QuickGELU='quick_gelu', SiLU='silu')
+
+
+def facts_of(module):
+  """Returns facts of a timm model that no array shows."""
+  acts = {
+    type(x).__name__ for n, x in module.blocks.named_modules() if n.endswith('act')
+  }
+  eps = {x.eps for x in module.modules() if hasattr(x, 'eps')}
+  rope = getattr(module, 'rope', None)
+  return {
+    'act': {ACTS[name] for name in acts},
+    'norm_eps': eps,
+    'rope_reference': getattr(rope, 'ref_feat_shape', None),
+    'rotary': rope is not None,
+    'pool': module.global_pool,
+  }
+
+
+@pytest.mark.parametrize('part', range(4))
+def test_every_name_has_the_arrays_of_timm(torch, timm, part):
+  format = formats.writer('vit', 'timm')
+  for name, row in [*names.architectures().items()][part::4]:
+    if row.get('embed_dim', 0) > 1700:  # arrays of zeros would fill the memory
+      continue
+    short = dict(depth=2, num_classes=10)
+    if heads := row.get('num_kv_heads'):
+      short['num_kv_heads'] = heads[len(heads) // 2 - 1 :][:2]
+    with torch.device('meta'):
+      module = timm.create_model(name, **short)
+    fields = models.resolve(name)[1] | dict(depth=2, num_classes=10)
+    if heads:
+      grouped = set(short['num_kv_heads']) != {fields['num_heads']}
+      fields['kv_heads'] = tuple(short['num_kv_heads']) if grouped else None
+    model = models.build('vit', **fields)
+    shapes = trees.named(models.shapes_of(model, (*module.patch_embed.img_size, 3)))
+    flat = {n: np.broadcast_to(np.float32(0), x.shape) for n, x in shapes.items()}
+    every = models.fields_of(model)
+    arrays = rename.to_theirs(flat, format.write_rules(flat, every))
+    expected = {n: tuple(x.shape) for n, x in module.state_dict().items()}
+    assert {n: x.shape for n, x in arrays.items()} == expected, name
+    facts, reference = facts_of(module), every['rope_reference']
+    assert facts['act'] == {every['act']}, name
+    assert facts['norm_eps'] == {every['norm_eps']}, name
+    assert facts['rotary'] == (every['rope'] != 'none'), name
+    assert tuple(facts['rope_reference'] or ()) == (reference or ()), name
+    assert facts['pool'] == timm_options.architecture(every).options['global_pool'], (
+      name
+    )
 
 
 HEADS = {'num_heads': 2}
