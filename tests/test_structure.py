@@ -45,7 +45,7 @@ BUDGET = {
   'modules': (2_460, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
 TOTAL = (40_550, 32_000)
-ELSEWHERE = {'configs': (1_760, 1_700), 'tests': (30_100, 22_000)}
+ELSEWHERE = {'configs': (1_760, 1_700), 'tests': (30_200, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.
