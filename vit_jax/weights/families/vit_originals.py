@@ -370,13 +370,10 @@ def _with_heads(rules: Callable[[int], Table]):
   return lambda arrays, facts: rules(facts.fields['num_heads'])
 
 
-def _is_open_clip(config: dict, name: str) -> bool:
-  return 'open_clip' in config
-
-
 _format = functools.partial(
   Format,
-  family='vit',
+  'authors',
+  'vit',
   infer=_infer,
   grid=vit.grid,
   needs=('num_heads',),
@@ -384,19 +381,24 @@ _format = functools.partial(
 )
 _perception = functools.partial(
   _format,
-  'authors',
   within=r'visual\.',
   resize=lambda fields: 'bilinear_plain',
   rules=lambda arrays, facts: perception(
     facts.fields['num_heads'], facts.fields.get('map_heads', 8)
   ),
 )
+_open_clip_format = lambda **more: _format(
+  when=lambda config, name: 'open_clip' in config,
+  resize=lambda fields: 'bicubic',
+  within=r'visual\.',
+  facts=_open_clip,
+  **more,
+)._replace(name='open_clip')
 _pe_facts = functools.partial(
   _facts, _HALF_LEVELS | _SQUASHED, norm_eps=1e-5, rope='pe'
 )
 FORMATS = (
   _format(  # DINOv3
-    'authors',
     marker=r'(backbone\.)?rope_embed\.periods',
     within=r'backbone\.',
     ignored=r'mask_token|(local_cls_norm|projectors)\..*',
@@ -405,7 +407,6 @@ FORMATS = (
     facts=_facts(_SQUASHED, (256, 256), norm_eps=1e-5, rope='dinov3'),
   ),
   _format(  # DINOv2; writes DINOv3 and CLIP too
-    'authors',
     marker=(r'(backbone\.)?blocks\.(\d+\.)?0\.ls1\.gamma', r'(backbone\.)?mask_token'),
     within=r'backbone\.',
     ignored='mask_token',
@@ -426,29 +427,16 @@ FORMATS = (
     when=lambda config, name: bool(re.match('PE-(Lang|Spatial)-', name)),
     facts=_pe_facts(),
   ),
-  _format(
-    'open_clip',
+  _open_clip_format(
     marker=_RESBLOCKS,
-    when=_is_open_clip,
-    resize=lambda fields: 'bicubic',
-    within=r'visual\.',
     rules=_with_heads(clip),
-    facts=_open_clip,
     config=_open_clip_config,
     write_rules=_write_rules,
   ),
-  _format(
-    'open_clip',
-    marker=r'visual\.trunk\.blocks\.0\.attn\.qkv\.weight',
-    when=_is_open_clip,
-    resize=lambda fields: 'bicubic',
-    within=r'visual\.',
-    rules=_with_heads(trunk),
-    infer=vit.infer,
-    facts=_open_clip,
-  ),
+  _open_clip_format(
+    marker=r'visual\.trunk\.blocks\.0\.attn\.qkv\.weight', rules=_with_heads(trunk)
+  )._replace(infer=vit.infer),
   _format(  # OpenAI
-    'authors',
     marker=_RESBLOCKS,
     within=r'visual\.',
     rules=_with_heads(clip),
@@ -456,7 +444,6 @@ FORMATS = (
     needs=('num_heads', 'act'),
   ),
   _format(  # EVA
-    'authors',
     marker=r'(visual\.)?blocks\.0\.(mlp\.(w1|w12)|attn\.inner_attn_ln)\.weight'
     r'|visual\.blocks\.0\.attn\..*',
     within=r'visual\.',
@@ -467,20 +454,17 @@ FORMATS = (
     needs=('num_heads', 'block'),
   ),
   _format(  # AIMv2
-    'authors',
     marker=r'preprocessor\.patchifier\.proj\.weight',
     rules=_with_heads(aim),
     facts=_facts(_CLIP_LEVELS | _WHOLE, norm_eps=1e-5),
   ),
   _format(  # MAE with its decoder
-    'authors',
     marker=r'decoder_embed\.weight',
     ignored=r'decoder_.*|mask_token',
     rules=_with_heads(plain),
     facts=_facts(_CROPPED),
   ),
   _format(  # timm's names, told apart by the name of the file
-    'authors',
     marker=r'blocks\.0\.attn\.qkv\.weight',
     when=lambda config, name: 'architecture' not in config and bool(published(name)[0]),
     rules=_with_heads(plain),
