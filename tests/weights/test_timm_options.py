@@ -30,6 +30,7 @@ def test_every_name_has_its_own_options():
 @pytest.mark.parametrize(
   ('fields', 'name', 'args'),
   [
+    (dict(variant='B/16', act='gelu_erf'), 'vit_base_patch16_224', {}),
     (dict(variant='S/8'), 'vit_small_patch8_224', {'act_layer': 'gelu_tanh'}),
     (
       dict(variant='Ti/16', act='gelu_erf', classifier='gap', final_norm='pooled')
