@@ -602,11 +602,18 @@ def test_a_trained_vit_has_the_tokens_of_onnx_runtime(tmp_path):
   dinov2['write'](tmp_path)
   loaded = vit_jax.load(str(tmp_path), image_size=224)
   x = np.asarray(loaded.preprocess([ROOT / 'docs/images/rollout.png']))
-  name = '/backbone/layernorm/Add_1_output_0'
-  kind = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-  graph.graph.output.append(kind)
+  names = [
+    '/backbone/layernorm/Add_1_output_0',
+    '/backbone/embeddings/Concat_6_output_0',
+  ]
+  for name in names:
+    kind = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+    graph.graph.output.append(kind)
   session = ort.InferenceSession(graph.SerializeToString())
-  (expected,) = session.run([name], {'input_image': x.transpose(0, 3, 1, 2)})
+  expected, positions = session.run(names, {'input_image': x.transpose(0, 3, 1, 2)})
+  table = loaded.params['Transformer']['posembed_input']
+  np.testing.assert_allclose(table['pos_embedding'], positions, rtol=0, atol=1e-7)
+  table['pos_embedding'] = positions  # to the bit, as the tolerance of tokens is narrow
   _, out = jax.jit(loaded.model.apply)(loaded.variables, x)
   # Float32 rounding: ONNX Runtime is as far from float64 (3e-5 of 11).
   np.testing.assert_allclose(out['encoded'], expected, rtol=0, atol=1e-4)
