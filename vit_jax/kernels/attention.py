@@ -170,21 +170,25 @@ def _divided_last(scores, value):
   return (x / weights.sum(-1, keepdims=True)).astype(value.dtype)
 
 
-def _cudnn(query, key, value):
+def _of_even_length(query, key, value):
+  """cuDNN's attention with a token more, masked, where a length is odd."""
   B, N, S = *query.shape[:2], key.shape[1]
-  queries = keys = None
-  if N % 2 or S % 2:
-    # JAX 0.10.2 to 0.12.0 raise where cuDNN's attention of an odd length, such as 197
-    # tokens, is differentiated. So a token is added, which the kernel masks because it is
-    # given the true lengths.
-    even = lambda x: jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
-    query, key, value = even(query), even(key), even(value)
-    # Split like the batch, so that each device has the lengths of its own examples.
-    full = lambda length: place(jnp.full((B, 1, 1), length, jnp.int32))[:, 0, 0]
-    queries, keys = full(N), full(S)
-  lengths = {'query_seq_lengths': queries, 'key_value_seq_lengths': keys}
-  attend = functools.partial(jax.nn.dot_product_attention, implementation='cudnn')
-  return attend(query, key, value, **lengths)[:, :N]
+  if N % 2 == 0 and S % 2 == 0:
+    return _cudnn_of(query, key, value)
+  even = lambda x: jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
+  # Split like the batch, so that each device has the lengths of its own examples.
+  full = lambda length: place(jnp.full((B, 1, 1), length, jnp.int32))[:, 0, 0]
+  lengths = {'query_seq_lengths': full(N), 'key_value_seq_lengths': full(S)}
+  return _cudnn_of(even(query), even(key), even(value), **lengths)[:, :N]
+
+
+_cudnn_of = functools.partial(jax.nn.dot_product_attention, implementation='cudnn')
+# JAX 0.10.2 to 0.12.0 raise where cuDNN's attention of an odd length, such as 197 tokens, is
+# differentiated. Without a derivative it takes any length.
+_cudnn = jax.custom_vjp(lambda query, key, value: _cudnn_of(query, key, value))
+_cudnn.defvjp(
+  lambda *arrays: jax.vjp(_of_even_length, *arrays), lambda vjp, gradient: vjp(gradient)
+)
 
 
 @functools.cache
