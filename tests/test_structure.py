@@ -28,7 +28,7 @@ MODULES = sorted(
 # to raise one, lower another in the same commit. A room of a ring holds all that the ring
 # has for it.
 BUDGET = {
-  'models': (2_960, 2_000),
+  'models': (2_900, 2_000),
   'nn': (1_680, 1_450),
   'kernels': (1_320, 1_300),
   ('optim', 'tasks', 'tune'): (1_800, 1_900),
@@ -39,12 +39,12 @@ BUDGET = {
   'checkpoint': (800, 800),
   'train': (2_700, 2_000),
   'explain': (980, 900),
-  'tools': (5_020, 3_800),
-  'detection': (4_160, 3_300),
+  'tools': (5_000, 3_800),
+  'detection': (4_120, 3_300),
   'lab': (2_920, 2_900),
   'modules': (2_460, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
-TOTAL = (40_500, 32_000)
+TOTAL = (40_350, 32_000)
 ELSEWHERE = {'configs': (1_760, 1_700), 'tests': (30_200, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.

@@ -117,34 +117,29 @@ def stream(
       one device computes.
   """
   function = jax.jit(function)
-  fetch = lambda rows, why: (
-    {k: np.asarray(x)[: len(why)] for k, x in rows.items()},
-    why,
-  )
   split = None if mesh is None else sharding.batch_sharding(mesh)
   whole = None if mesh is None else sharding.replicated(mesh)
   variables = jax.device_put(loaded.variables, whole)
-  previous = None
-  for batch, why in batches(loaded, images, preprocess, batch_size):
-    result = function(variables, jax.device_put(batch, split)), why
-    if previous:
-      yield fetch(*previous)
-    previous = result
-  if previous:
-    yield fetch(*previous)
+  results = (
+    (function(variables, jax.device_put(batch, split)), why)
+    for batch, why in _batches(loaded, images, preprocess, batch_size)
+  )
+  for rows, why in _ahead(results):
+    yield {k: np.asarray(x)[: len(why)] for k, x in rows.items()}, why
 
 
-def batches(
+def _ahead(items: Iterable) -> Iterator:
+  """Yields the items, each when the one behind it has been made."""
+  return (item for item, _ in itertools.pairwise(itertools.chain(items, [None])))
+
+
+def _batches(
   loaded: Loaded, images: Iterable, preprocess: SingleImage, batch_size: int
 ) -> Iterator[tuple[dict[str, np.ndarray], list[str | None]]]:
-  """Yields (features of images, for each of them why it could not be read, or None).
+  """Yields (features of `batch_size` images, why each of them could not be read or None).
 
-  Arrays have `batch_size` rows, zeros for images that could not be read and behind the
-  last one; the lists end with the images. Features: see `SingleImage.features`. The next
-  batch is decoded meanwhile.
-
-  Raises:
-    UserError: for images of another size than the model takes.
+  Rows are zeros for images that could not be read and behind the last one, which the lists
+  end with. Features: see `SingleImage.features`. The next batch is decoded meanwhile.
   """
   shape = (*loaded.image_size, loaded.channels)
 
@@ -158,12 +153,8 @@ def batches(
 
   images = iter(images)
   with concurrent.futures.ThreadPoolExecutor(max(_READERS, cores())) as pool:
-    submit = lambda: [
-      pool.submit(read, x) for x in itertools.islice(images, batch_size)
-    ]
-    part = submit()
-    while part:
-      following = submit()
+    parts = iter(lambda: [*itertools.islice(images, batch_size)], [])
+    for part in _ahead([pool.submit(read, x) for x in part] for part in parts):
       rows, why = zip(*(future.result() for future in part), strict=True)
       batch = {
         'image': np.zeros((batch_size, *shape), np.float32),
@@ -175,4 +166,3 @@ def batches(
         for name, x in features.items():
           batch[name][i] = x
       yield batch, list(why)
-      part = following

@@ -1,7 +1,7 @@
 """ConvNeXt: "A ConvNet for the 2020s", arXiv 2201.03545, and V2, arXiv 2301.00808.
 
-Parameters are named as in timm, but V2's normalisation of responses is `mlp/norm`. Differs from the authors' code in one thing: the head starts at zero, as in all
-models here.
+Parameters are named as in timm, but V2's normalisation of responses is `mlp/norm`. Differs
+from the authors' code in one thing: the head starts at zero, as in all models here.
 """
 
 import functools
@@ -73,19 +73,12 @@ class Block(nn.Module):
     C = x.shape[-1]
     conv = DepthwiseConv(7, self.dtype, name='conv_dw')
     norm = LayerNorm(self.dtype, name='norm')
-    mlp = MlpBlock(
-      4 * C,
-      act=self.act,
-      dtype=self.dtype,
-      kernel_init=_INIT,
-      bias_init=nn.initializers.zeros_init(),
-      norm=functools.partial(ResponseNorm, self.dtype)
-      if self.layer_scale is None
-      else None,
-      name='mlp',
-    )
+    is_v2 = self.layer_scale is None
+    options = dict(kernel_init=_INIT, bias_init=nn.initializers.zeros_init())
+    options |= dict(norm=functools.partial(ResponseNorm, self.dtype)) if is_v2 else {}
+    mlp = MlpBlock(4 * C, act=self.act, dtype=self.dtype, name='mlp', **options)
     drop = lambda y: StochasticDepth()(y, rate, train=train)
-    if self.layer_scale is None:
+    if is_v2:
       return x + drop(mlp(norm(conv(x))))
     start = nn.initializers.constant(self.layer_scale)
     gamma = self.param('gamma', start, (C,), jnp.float32).astype(self.dtype)
@@ -111,40 +104,23 @@ class DepthwiseConv(nn.Module):
     return depthwise(x, kernel, 1, ((self.size // 2,) * 2,) * 2) + bias
 
 
-class Downsample(nn.Module):
-  """Norm, then a convolution whose stride is its kernel: [B, H, W, C] -> [B, h, w, K]."""
+class Patches(nn.Module):
+  """A convolution whose stride is its kernel, after or before a norm.
+
+  Maps [B, H, W, C] to [B, H / size, W / size, width].
+  """
 
   width: int
+  size: int
+  norm_first: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
-    x = LayerNorm(self.dtype, name='norm')(x)
-    return _patches(x, self.width, 2, self.dtype)
-
-
-class Stem(nn.Module):
-  """Patches of 4 x 4 pixels, then norm: [B, H, W, C] -> [B, H / 4, W / 4, width]."""
-
-  width: int
-  dtype: jnp.dtype
-
-  @nn.compact
-  def __call__(self, x):
-    x = _patches(x, self.width, 4, self.dtype)
-    return LayerNorm(self.dtype, name='norm')(x)
-
-
-def _patches(x, width, size, dtype):
-  return nn.Conv(
-    width,
-    (size, size),
-    (size, size),
-    padding='VALID',
-    kernel_init=_INIT,
-    dtype=dtype,
-    name='conv',
-  )(x)
+    norm, size = LayerNorm(self.dtype, name='norm'), (self.size, self.size)
+    options = dict(padding='VALID', kernel_init=_INIT, dtype=self.dtype, name='conv')
+    conv = nn.Conv(self.width, size, size, **options)
+    return conv(norm(x)) if self.norm_first else norm(conv(x))
 
 
 class ConvNeXt(Classifier):
@@ -170,21 +146,15 @@ class ConvNeXt(Classifier):
       raise UserError(
         f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
       )
-    out = {}
-    out['stem'] = x = Stem(self.widths[0], self.dtype, name='stem')(images)
+    x = Patches(self.widths[0], 4, False, self.dtype, name='stem')(images)
+    out = {'stem': x}
+    block = functools.partial(Block, self.layer_scale, self.act, self.dtype)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
       if s:
-        name = f'stage{s + 1}_downsample'
-        x = Downsample(width, self.dtype, name=name)(x)
-      x, _ = stack(
-        functools.partial(Block, self.layer_scale, self.act, self.dtype),
-        x,
-        name=f'stage{s + 1}_block',
-        rates=rates[:depth],
-        remat=self.remat,
-        train=train,
-      )
+        x = Patches(width, 2, True, self.dtype, name=f'stage{s + 1}_downsample')(x)
+      options = dict(rates=rates[:depth], remat=self.remat, train=train)
+      x, _ = stack(block, x, name=f'stage{s + 1}_block', **options)
       rates = rates[depth:]
       out[f'stage{s + 1}'] = x
     x = x.astype(jnp.float32).mean(axis=(1, 2))

@@ -21,7 +21,6 @@ from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 _INIT = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')  # arXiv 1502.01852
 
-
 # Layers -> basic blocks per stage (Table 1 of the paper; 10: timm's).
 BASIC = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 # Letters of timm's names -> fields.
@@ -36,28 +35,17 @@ LETTERS = {
 
 def variant(name: str) -> dict:
   """Returns the fields of '18', '50', '101', ...; UserError for another name."""
-  name, more = str(name), {14: BASIC[10], **STAGES}
-  stages = {str(layers): units for layers, units in more.items()}
-  basic = {str(layers): units for layers, units in BASIC.items()}
-  depths = choose('ResNet variant', name, basic | stages)
-  if name in stages:
-    return dict(depths=depths)
-  return dict(depths=depths, block='basic', widths=(64, 128, 256, 512))
+  stages = {**BASIC, 14: BASIC[10], **STAGES}
+  layers = choose('ResNet variant', str(name), {str(key): key for key in stages})
+  basic = dict(block='basic', widths=(64, 128, 256, 512)) if layers in BASIC else {}
+  return dict(depths=stages[layers], **basic)
 
 
 def _conv(width: int, size: int, strides: int, dilation: int, dtype, name: str):
   """A convolution without bias that pads both sides alike, as PyTorch does."""
-  return nn.Conv(
-    width,
-    (size, size),
-    (strides, strides),
-    padding=size // 2 * dilation,
-    kernel_dilation=dilation,
-    use_bias=False,
-    kernel_init=_INIT,
-    dtype=dtype,
-    name=name,
-  )
+  options = dict(padding=size // 2 * dilation, kernel_dilation=dilation, use_bias=False)
+  options |= dict(kernel_init=_INIT, dtype=dtype, name=name)
+  return nn.Conv(width, (size, size), (strides, strides), **options)
 
 
 class Stem(nn.Module):
@@ -118,10 +106,10 @@ class Block(nn.Module):
     if strides != 1 or x.shape[-1] != self.width:
       step = strides
       if self.avg_down and (strides, dilation[1]) != (1, 1):
-        step, pair = 1, (2, 2)
+        step = 1
         # timm counts the zeros beyond the border where it dilates.
         zeros = dict(padding='SAME', count_include_pad=strides == 1)
-        shortcut = nn.avg_pool(x, pair, (strides, strides), **zeros)
+        shortcut = nn.avg_pool(x, (2, 2), (strides, strides), **zeros)
       shortcut = layer(shortcut, '_proj', self.width, 1, step)
     if self.narrow is None:
       y = nn.relu(layer(x, '1', self.width, 3, strides, dilation[0]))
@@ -164,12 +152,18 @@ class ResNet(Classifier):
       ... [B, h, w, C], 'pre_logits' [B, D], the mean of the last stage.
     """
     check_images(images)
-    self._check_fields()
+    if not len(self.depths) == len(self.widths) >= 1:
+      raise UserError(
+        f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
+      )
+    if self.block == 'bottleneck' and any(n % self.narrowing for n in self.widths):
+      raise UserError(
+        f'widths={self.widths}: bottlenecks divide them by narrowing={self.narrowing}.'
+      )
     norm = functools.partial(BatchNorm, frozen=self.frozen_norm, dtype=self.dtype)
-    out = {}
     stem = Stem(self.stem_width, self.deep_stem, norm, self.dtype, name='stem')
     x = stem(images, train=train)
-    out['stem'] = x
+    out = {'stem': x}
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     stride, dilation = 4, 1
     for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
@@ -179,44 +173,23 @@ class ResNet(Classifier):
         strides, dilation = 1, 2 * dilation
       stride *= strides
       first = dict(strides=strides, dilation=(before, dilation))
-      rest = dict(dilation=(dilation, dilation))
+      rest = [dict(dilation=(dilation, dilation))] * (depth - 1)
       narrow = width // self.narrowing if self.block == 'bottleneck' else None
       options = narrow, self.avg_down, norm, self.zero_init, self.dtype
-      x, _ = stack(
-        functools.partial(Block, width, *options),
-        x,
-        name=f'stage{s + 1}_block',
-        rates=rates[:depth],
-        remat=self.remat,
-        train=train,
-        more=lambda i, first=first, rest=rest: rest if i else first,
-      )
+      block = functools.partial(Block, width, *options)
+      options = dict(rates=rates[:depth], more=[first, *rest].__getitem__)
+      options |= dict(remat=self.remat, train=train)
+      x, _ = stack(block, x, name=f'stage{s + 1}_block', **options)
       rates = rates[depth:]
       out[f'stage{s + 1}'] = x
     x = x.astype(jnp.float32).mean(axis=(1, 2))
     return self.classify(x, out, features)
 
-  def _check_fields(self):
-    if not len(self.depths) == len(self.widths) >= 1:
-      raise UserError(
-        f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
-      )
-    if self.block == 'bottleneck' and any(n % self.narrowing for n in self.widths):
-      raise UserError(
-        f'widths={self.widths}: expected multiples of {self.narrowing}, by which '
-        'bottlenecks narrow.'
-      )
 
-
-def _stride(fields) -> tuple[int, int]:
-  return (min(fields['output_stride'], 4 * 2 ** (len(fields['depths']) - 1)),) * 2
-
-
-def _named(layers: str, letter: str = '') -> tuple[str, dict]:
-  return layers, LETTERS[letter]
-
-
+_named = lambda layers, letter='': (layers, LETTERS[letter])
 _NUMBERS = '|'.join(map(str, (18, 34, *STAGES)))
+
+_TINY = dict(depths=(1, 2), widths=(16, 32), stem_width=16)
 
 FAMILY = Family(
   model=ResNet,
@@ -226,7 +199,7 @@ FAMILY = Family(
   branch_ends=r'stage\d+_block_\d+/norm3',
   prompts=('pad',),
   stems=('stem/conv1/kernel', 'stem/conv/kernel'),
-  stride=_stride,
+  stride=lambda x: (min(x['output_stride'], 4 * 2 ** (len(x['depths']) - 1)),) * 2,
   published=(
     # timm and torchvision: resnet50, wide_resnet50_2; transformers: microsoft/resnet-50
     (rf'resnet({_NUMBERS})(d?)', _named),
@@ -236,10 +209,7 @@ FAMILY = Family(
     (rf'(?:microsoft/)?resnet-({_NUMBERS})', _named),
   ),
   tiny=(
-    dict(depths=(1, 2), widths=(32, 64), stem_width=16),
-    dict(
-      **dict(depths=(1, 2), widths=(16, 32), stem_width=16),
-      **dict(block='basic', deep_stem=(8, 8), avg_down=True),
-    ),
+    _TINY | dict(widths=(32, 64)),
+    _TINY | dict(block='basic', deep_stem=(8, 8), avg_down=True),
   ),
 )

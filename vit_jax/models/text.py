@@ -12,11 +12,8 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import UserError
 from vit_jax.nn.layers import LayerNorm, MlpBlock, MultiHeadDotProductAttention, unit
-
-MASKS = ('causal', 'none')
-POOLINGS = ('eot', 'last')
 
 
 class TextBlock(nn.Module):
@@ -33,8 +30,9 @@ class TextBlock(nn.Module):
   def __call__(self, x):
     """Maps [B, N, D] to [B, N, D]."""
     norm = functools.partial(LayerNorm, self.dtype, self.norm_eps)
+    name = 'MultiHeadDotProductAttention_0'
     attention = MultiHeadDotProductAttention(
-      self.num_heads, dtype=self.dtype, name='MultiHeadDotProductAttention_0'
+      self.num_heads, dtype=self.dtype, name=name
     )
     mlp = MlpBlock(self.mlp_dim, act=self.act, dtype=self.dtype, name='MlpBlock_0')
     N = x.shape[1]
@@ -53,9 +51,9 @@ class TextTransformer(nn.Module):
   mlp_dim: int = 2048
   num_heads: int = 8
   # causal: a token attends to itself and those before it; none: to all, also to padding.
-  mask: Literal[MASKS] = 'causal'
+  mask: Literal['causal', 'none'] = 'causal'
   # eot: the token that ends the text; last: the last position.
-  pooling: Literal[POOLINGS] = 'eot'
+  pooling: Literal['eot', 'last'] = 'eot'
   eos: int | None = None  # id of that token; None: the largest id of a text
   outputs: int | None = 512  # width of the projection; None: no projection
   head_bias: bool = False  # whether the projection has one
@@ -74,8 +72,6 @@ class TextTransformer(nn.Module):
       (features [B, outputs] float32, out): 'tokens' [B, N, D] with positions added,
       'block00', ..., 'encoded' [B, N, D] after the final norm, 'pre_logits' [B, D].
     """
-    choose('mask', self.mask, MASKS)
-    choose('pooling', self.pooling, POOLINGS)
     if ids.shape[1] > self.length:
       raise UserError(f'{ids.shape[1]} tokens: the text tower takes {self.length}.')
     normal, D = nn.initializers.normal, self.width
@@ -83,16 +79,17 @@ class TextTransformer(nn.Module):
     table = self.param('pos_embedding', normal(0.01), (self.length, D))
     x = (embed(ids) + table[: ids.shape[1]]).astype(self.dtype)
     out = {'tokens': x}
+    fields = (
+      self.num_heads,
+      self.mlp_dim,
+      self.mask,
+      self.act,
+      self.norm_eps,
+      self.dtype,
+    )
+    block = functools.partial(TextBlock, *fields)
     for i in range(self.depth):
-      out[f'block{i:02d}'] = x = TextBlock(
-        self.num_heads,
-        self.mlp_dim,
-        self.mask,
-        self.act,
-        self.norm_eps,
-        self.dtype,
-        name=f'encoderblock_{i}',
-      )(x)
+      out[f'block{i:02d}'] = x = block(name=f'encoderblock_{i}')(x)
     out['encoded'] = x = LayerNorm(eps=self.norm_eps, name='encoder_norm')(x)
     if self.pooling == 'last':
       x = x[:, -1]

@@ -8,14 +8,14 @@ the 1,000 classes, edited to mean one thing each ('crane bird').
 
 import functools
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vit_jax import imagenet
+from vit_jax import files, imagenet
 from vit_jax.errors import UserError, did_you_mean
 
 TEMPLATES = ('openai', 'simple')
-_PLAIN = ('{}',)
 
 
 @functools.cache
@@ -31,11 +31,11 @@ def templates(name: str | None) -> Sequence[str]:
       line; None: the class alone.
   """
   if name is None:
-    return _PLAIN
+    return ('{}',)
   if name in TEMPLATES:
     return _published()[name]
   lines = [name] if '{}' in name else _lines(name)
-  if lines is None:
+  if not lines:
     raise UserError(
       f'Templates {name!r}: one of {[*TEMPLATES]}, a file, or a text with {{}} for the '
       f'class.{did_you_mean(name, TEMPLATES)}'
@@ -55,12 +55,11 @@ def labels(text: str) -> list[str]:
 
 def _lines(name: str) -> list[str] | None:
   """Returns the lines of a file that are not empty; None if there is no such file."""
-  try:
-    path = Path(name).expanduser()
-    lines = path.read_text(encoding='utf-8').splitlines() if path.is_file() else None
-  except (OSError, ValueError) as error:
-    raise UserError(f'{name!r} is not a file of text: {error}.') from None
-  return lines and [line for line in lines if line.strip()]
+  path = os.path.expanduser(name)
+  if os.path.isfile(path):
+    with files.reading(name):
+      lines = Path(path).read_text(encoding='utf-8').splitlines()
+      return [line for line in lines if line.strip()]
 
 
 def words(class_names: Sequence[str]) -> list[str]:
@@ -73,5 +72,5 @@ def words(class_names: Sequence[str]) -> list[str]:
   edited = _published()['imagenet1k']
   if list(class_names) == ours:  # two classes have one name there
     return edited
-  known = dict(zip([*ours, *ids], [*edited] * 2, strict=True))
-  return [known.get(name, name.replace('_', ' ')) for name in class_names]
+  published = dict(zip([*ours, *ids], [*edited] * 2, strict=True))
+  return [published.get(name, name.replace('_', ' ')) for name in class_names]

@@ -77,10 +77,8 @@ class Tokenizer:
     pad = self._end if self.rules.pad is None else self.rules.pad
     for text in texts:
       ids = self._encode(CLEAN[self.rules.clean](text))
-      if ids[-1:] != [self._end]:
-        ids = [*ids, self._end]
-      if len(ids) > length:
-        ids = [*ids[: length - 1], self._end]
+      ids = ids[:-1] if ids[-1:] == [self._end] else ids
+      ids = [*ids[: length - 1], self._end]
       rows.append([*ids, *[pad] * (length - len(ids))])
     return np.array(rows, np.int32).reshape(-1, length)
 
@@ -136,21 +134,16 @@ def _merges(path: Path):
     lines = file.read().split('\n')
   merges = [tuple(line.split()) for line in lines[1 : _NUMBER + 1] if line]
   # Bytes that are printable come first, in the order of their values.
-  of_bytes = sorted(
-    pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (ord(c) > 255, c)
-  )
+  letters = pre_tokenizers.ByteLevel.alphabet()
+  letters = sorted(letters, key=lambda c: (ord(c) > 255, c))
   start, end = '<|startoftext|>', _ENDS[0]
-  letters = [*of_bytes, *(c + '</w>' for c in of_bytes)]
-  words = [*letters, *(a + b for a, b in merges), start, end]
+  words = [*letters, *(c + '</w>' for c in letters), *map(''.join, merges), start, end]
   vocab = {word: i for i, word in enumerate(words)}
   tokenizer = Fast(models.BPE(vocab, merges, end_of_word_suffix='</w>'))
   tokenizer.add_special_tokens([start, end])
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Split(Regex(_WORDS), 'removed', invert=True),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
+  split = pre_tokenizers.Split(Regex(_WORDS), 'removed', invert=True)
+  to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
   tokenizer.post_processor = processors.TemplateProcessing(
     f'{start} $A {end}', special_tokens=[(t, vocab[t]) for t in (start, end)]
   )

@@ -4,9 +4,10 @@
   vit_jax convert CLIP DEST.npz --labels 'a cat,a dog' [--templates openai]
 
 SOURCE is what `vit_jax.load` takes. DEST is FILE.npz (google), FILE.safetensors or a folder
-(timm, hf, open_clip, detectron2; authors: the names in the code of the paper's authors), which
-`timm.create_model('local-dir:FOLDER', pretrained=True)`, transformers'
-`from_pretrained('FOLDER')` and `open_clip.create_model('local-dir:FOLDER')` read. What a format cannot express is an error.
+(timm, hf, open_clip, detectron2; authors: the names in the code of the paper's authors),
+which `timm.create_model('local-dir:FOLDER', pretrained=True)`, transformers'
+`from_pretrained('FOLDER')` and `open_clip.create_model('local-dir:FOLDER')` read. What a
+format cannot express is an error.
 
 LoRA's matrices are merged into the kernels; no format can express other additions of tuning.
 `--tuned_only` writes the trained parameters alone, for `vit_jax.load(SOURCE, tune=DEST)`.
@@ -24,9 +25,7 @@ from vit_jax import cli
 from vit_jax.errors import UserError
 from vit_jax.tools import source, zero_shot
 
-_PICKLE = (
-  'no pickle is written: FILE.safetensors --to timm, which PyTorch loads as well'
-)
+_PICKLE = 'no pickle is written, but PyTorch also loads FILE.safetensors --to timm'
 _ONNX = 'convert to FOLDER --to timm, then torch.onnx.export: see the guide Export'
 # Suffix that is not written here -> the next step.
 _INSTEAD = {'.onnx': _ONNX, **dict.fromkeys(('.pt', '.pth', '.bin', '.ckpt'), _PICKLE)}
@@ -38,11 +37,11 @@ def main(argv: list[str]) -> int:
   to = _format(args)
   from vit_jax import weights
 
-  loaded = weights.read(
-    args.source, variant=args.variant, ema=args.ema, weights=args.weights
-  )
+  options = dict(variant=args.variant, ema=args.ema, weights=args.weights)
   if args.labels or args.templates:
-    loaded = _zero_shot(args)
+    loaded = _zero_shot(args, weights.load(args.source, **options))
+  else:
+    loaded = weights.read(args.source, **options)
   if args.tuned_only:
     files, params = _write_tuned(loaded, args.source, args.dest)
   else:
@@ -52,20 +51,17 @@ def main(argv: list[str]) -> int:
     record = {'files': files, 'to': to or 'tuned', 'params': params}
     cli.print_json({'source': args.source, 'step': loaded.step, **record})
     return 0
-  print(f'{args.source} ({loaded.origin})')
-  how = 'that were tuned' if args.tuned_only else f'written as {to}'
-  print(f'  {params:,} parameters {how}:')
-  for path in files:
-    print(f'  {path}')
+  how = f'written as {to}' if to else 'that were tuned'
+  lines = f'{args.source} ({loaded.origin})', f'{params:,} parameters {how}:', *files
+  print('\n  '.join(lines))
   return 0
 
 
-def _zero_shot(args):
+def _zero_shot(args, loaded):
   """Returns the classifier that --labels and --templates describe, as a source."""
   from vit_jax import models, trees, weights
 
-  options = dict(variant=args.variant, ema=args.ema, weights=args.weights)
-  loaded = zero_shot.classifier(args, weights.load(args.source, **options))
+  loaded = zero_shot.classifier(args, loaded)
   model, flat = loaded.model, trees.named(loaded.variables)
   names = loaded.format, models.name_of(model), models.fields_of(model)
   rest = loaded.image_size, loaded.channels, loaded.class_names, loaded.pp
@@ -99,15 +95,12 @@ def _format(args) -> str | None:
   suffix = Path(args.dest).suffix
   if instead := _INSTEAD.get(suffix):
     raise UserError(f'{args.dest}: {instead}.')
-  if args.to is None:
-    if suffix != '.npz':
-      raise UserError(
-        f'{args.dest}: say --to timm or --to hf, or name a .npz (google).'
-      )
-    return 'google'
-  if (args.to == 'google') != (suffix == '.npz'):
+  if args.to is None and suffix != '.npz':
+    raise UserError(f'{args.dest}: say --to timm or --to hf, or name a .npz (google).')
+  to = args.to or 'google'
+  if (to == 'google') != (suffix == '.npz'):
     raise UserError(f'{args.dest}: only google files are .npz.')
-  return args.to
+  return to
 
 
 def _parser() -> cli.Parser:

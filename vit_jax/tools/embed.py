@@ -6,10 +6,12 @@
 SOURCE is what `vit_jax.load` takes; it brings its preprocessing. By default a row is an
 image and its vector before the head, `pre_logits`; for CLIP and SigLIP it is `logits`, the
 vector for comparison with texts. Other layers (`encoded`, `block05`, `stage2`, `stem`: `out`
-of the model) give a row per patch or position, without class token and registers. The same command again continues where it was stopped, and adds images that
-are new. Images that cannot be read are named at the end and left out.
+of the model) give a row per patch or position, without class token and registers. The same
+command again continues where it was stopped, and adds images that are new. Images that
+cannot be read are named at the end and left out.
 """
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -61,36 +63,35 @@ def main(argv: list[str]) -> int:
     'folder': root,
     'vit_jax': __version__,
   }
-  bad = []
+  bad = {name: 'its name is not UTF-8' for name in names if not _is_utf8(name)}
   mesh = sharding.make_mesh()
   size = args.batch or _BATCH.get(jax.default_backend(), 256)
   size = -(-size // sharding.batch_divisor(mesh)) * sharding.batch_divisor(mesh)
   with features.writing(out, record) as parts, jax.set_mesh(mesh):
-    todo = [name for name in names if name not in parts.done]
-    if parts.done:
-      terminal.say(f'{out}: {len(names) - len(todo):,} of {len(names):,} are done.')
+    todo = [name for name in names if name not in parts.done and name not in bad]
+    new = iter(todo)
+    if before := len(parts.done):
+      terminal.say(f'{out}: {len(parts.done & {*names}):,} of {len(names):,} are done.')
     shown = terminal.progress(todo, len(todo), 'embed', 'images')
     images = (root + name for name in shown)
     rows = inference.stream(loaded, images, SingleImage(pp), size, function, mesh)
-    first = 0
     for part, why in rows:
-      batch = todo[first : first + len(why)]
-      first += len(why)
-      why = [x or _unwritable(name) for name, x in zip(batch, why, strict=True)]
-      bad += [{'path': n, 'reason': x} for n, x in zip(batch, why, strict=True) if x]
-      good = [i for i, x in enumerate(why) if not x]
+      batch = [*itertools.islice(new, len(why))]
+      bad |= {name: x for name, x in zip(batch, why, strict=True) if x}
+      good = [i for i, x in enumerate(why) if x is None]
       parts.add([batch[i] for i in good], {k: x[good] for k, x in part.items()})
     if len(bad) == len(names):
       raise UserError(f'None of {len(names)} images could be read.')
-    parts.join(bad_images=bad)
-  new = len(todo) - len(bad)
-  result = {'out': str(out), 'images': len(parts.done), 'new': new}
+    bad_images = [{'path': name, 'reason': bad[name]} for name in sorted(bad)]
+    parts.join(bad_images=bad_images)
   if args.json:
-    cli.print_json({**result, 'layers': layers, 'bad_images': bad})
+    record = {'images': len(parts.done), 'new': len(parts.done) - before}
+    record |= {'layers': layers, 'bad_images': bad_images}
+    cli.print_json({'out': str(out), **record})
     return 0
   shapes = ', '.join(f'{k} {" x ".join(map(str, x))}' for k, x in layers.items())
-  print(f'{out}: {result["images"]:,} images, {shapes}')
-  for x in bad[:_MOST_NAMED]:
+  print(f'{out}: {len(parts.done):,} images, {shapes}')
+  for x in bad_images[:_MOST_NAMED]:
     print(printable(f'  not read: {x["path"]}: {x["reason"]}'))
   if len(bad) > _MOST_NAMED:
     print(f'  and {len(bad) - _MOST_NAMED:,} more, all in the metadata of the file')
@@ -120,9 +121,8 @@ def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:
   example = {'image': jax.ShapeDtypeStruct(shape, 'float32')}
   rows = jax.eval_shape(function, loaded.variables, example)
   shapes = {name: [*rows[name].shape[1:]] for name in layers}
-  if len({tuple(x[:-1]) for x in shapes.values()}) > 1 or 2 in map(
-    len, shapes.values()
-  ):
+  grids = {tuple(shape[:-1]) for shape in shapes.values()}
+  if len(grids) > 1 or 1 in map(len, grids):
     raise UserError(f'--layer: {shapes} are not rows of one file: write several.')
   return function, shapes
 
@@ -143,11 +143,8 @@ def _lasting(name: str, step: int | None) -> str:
   return str(Path(name).absolute()) if Path(name).exists() else name
 
 
-def _unwritable(name: str) -> str | None:
-  try:
-    name.encode()
-  except UnicodeEncodeError:
-    return 'its name is not UTF-8'
+def _is_utf8(name: str) -> bool:
+  return name == name.encode(errors='ignore').decode()
 
 
 def _parser() -> cli.Parser:

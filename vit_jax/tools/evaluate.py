@@ -47,22 +47,20 @@ def _evaluate(argv: list[str]) -> int:
   probe.check_unused(args)
   out = args.out and out_folder.check(args.out)
   own, section = evaluation(args)
-  chosen = {key: getattr(args, key) for key in ('labels', 'class_map', 'among')}
-  section |= {key: value for key, value in chosen.items() if value}
-  if out and (labels := section.get('labels')):
+  keys = ('labels', 'class_map', 'among')
+  options: dict = {key: getattr(args, key) or section.get(key) for key in keys}
+  if out and (labels := options['labels']):
     raise UserError(_SEVERAL.format(labels))
   import jax
 
   from vit_jax import losses, models, sharding
   from vit_jax.evaluators import class_match, classification
-  from vit_jax.train import evaluations
 
-  loaded = zero_shot.classifier_of_data(args, source.load(args), section['data'])
+  loaded = zero_shot.classifier(args, source.load(args), section['data'])
   if other := OTHERS.get(models.family_of(loaded.model).outputs):
     return importlib.import_module(other).run(args, loaded, own, section)
   models.check_outputs(loaded.model, 'classes', args.source)
-  K = getattr(loaded.model, 'num_classes', None)
-  if K is None:
+  if (K := loaded.model.num_classes) is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')
   loss = args.loss or section.get('loss', 'softmax')
   losses.check('--loss', loss, section)
@@ -73,15 +71,9 @@ def _evaluate(argv: list[str]) -> int:
   if out:
     data['bad_log'] = out / 'bad_images.jsonl'
   with jax.set_mesh(mesh):
-    evaluator = classification.Classification(
-      mesh,
-      lambda: None,
-      data=data,
-      loss=loss,
-      model=class_match.Classes(loaded.class_names or names_of_run(args.source), K),
-      **{k: section.get(k) for k in ('labels', 'class_map', 'among')},
-      confusion=out is not None,
-    )
+    classes = class_match.Classes(loaded.class_names or names_of_run(args.source), K)
+    options |= dict(data=data, loss=loss, confusion=out is not None)
+    evaluator = classification.Classification(mesh, lambda: None, classes, **options)
     loaded.check_shape(evaluator.batches.spec['image'].shape[1:], data['pp'])
     if out:
       _check_tables(evaluator, K, data['source'])
@@ -90,21 +82,29 @@ def _evaluate(argv: list[str]) -> int:
   counts = ('examples', 'bad_images', 'bad_logits')
   values |= {k: int(values[k]) for k in counts if k in values}
   record = {'source': args.source, 'step': loaded.step, 'evaluation': own}
-  record |= {'data': data['source'], 'split': data['split']}
-  record |= {'classes': data.get('classes')}
+  record |= {'data': data['source'], **{k: data.get(k) for k in ('split', 'classes')}}
   if out:
     _write(out, record | values, evaluator, _names(evaluator, loaded.class_names))
-    # Under the run's name where it is the run's evaluation, which `report` looks up.
-    name = own if own and not args.split else data['split']
-    evaluations.write_predictions(out, name, loaded.step or 0, evaluator.predictions)
-  of_run = f": the run's evaluation {own!r}" if own else ''
-  notes = [f'{"data":12} {data["source"]}, {data["split"]}{of_run}']
-  notes += [evaluator.note] if evaluator.note else []
   if args.json and evaluator.note:
     print(evaluator.note, file=sys.stderr)
-  source.print_values(args, record, values, evaluator.METRICS, notes)
+  metrics, note = evaluator.METRICS, evaluator.note
+  return finish(args, out, record, values, metrics, evaluator.predictions, FILES, note)
+
+
+def finish(args, out, record, values, metrics, predictions, files, note='') -> int:
+  """Prints the values of an evaluation, and writes its predictions into `out`."""
+  from vit_jax.train import evaluations
+
+  own, split = record['evaluation'], record['split']
+  if out:
+    # Under the run's name where it is the run's evaluation, which `report` looks up.
+    name = own if own and not args.split else split
+    evaluations.write_predictions(out, name, record['step'] or 0, predictions)
+  of_run = f": the run's evaluation {own!r}" if own else ''
+  notes = [f'{"data":12} {record["data"]}, {split}{of_run}', *filter(None, [note])]
+  source.print_values(args, record, values, metrics, notes)
   if out and not args.json:
-    print(f'written to {out}: {", ".join(FILES)}')
+    print(f'written to {out}: {", ".join(files)}')
   return 0
 
 
@@ -187,11 +187,8 @@ def _parser() -> cli.Parser:
   add('--labels', metavar='FILE', help="label sets such as ReaL's, not the data's")
   matches = "'known', 'number', 'imagenet1k', FILE"
   add('--class_map', metavar='HOW', help=f'how classes are matched: {matches}')
-  add(
-    '--among',
-    metavar='CLASSES',
-    help="for predictions: 'data', 'all', 'imagenet_a', ...",
-  )
+  among = "for predictions: 'data', 'all', 'imagenet_a', ..."
+  add('--among', metavar='CLASSES', help=among)
   zero_shot.add_zero_shot(parser)
   probe.add_options(parser)
   add('--pp', help='preprocessing in place of that of the weights')

@@ -8,6 +8,7 @@ reshaped to [n, h, w, D] they are maps. The schema's metadata `vit_jax` is JSON,
 
 import contextlib
 import fcntl
+import itertools
 import json
 import shutil
 import time
@@ -39,8 +40,8 @@ def arrow() -> tuple:
   return pyarrow, pyarrow.parquet
 
 
-class File(contextlib.ExitStack):
-  """A file of features, open for reading as a context.
+class File:
+  """A file of features.
 
   Attributes:
     record: how it was computed, see `embed`.
@@ -48,19 +49,21 @@ class File(contextlib.ExitStack):
 
   def __init__(self, path):
     """Opens the file; UserError if it is missing, damaged or not by `vit_jax embed`."""
-    super().__init__()
     pa, pq = arrow()
     if not Path(path).is_file():
       raise UserError(f'No such file: {path}.')
     self._reading = lambda: files.reading(path, pa.ArrowException)
     with self._reading():
-      file = pq.ParquetFile(path, page_checksum_verification=True)
-      self._file = self.enter_context(file)
-      text = (file.schema_arrow.metadata or {}).get(_KEY)
+      self._file = pq.ParquetFile(path, page_checksum_verification=True)
+      text = (self._file.schema_arrow.metadata or {}).get(_KEY)
       if text is None:
-        self.close()
         raise UserError(f'{path} was not written by vit_jax embed.')
       self.record = json.loads(text)
+
+  def paths(self) -> list[str]:
+    """Returns the images, each once, in the order of their rows."""
+    parts = (table['path'].unique().to_pylist() for table in self.tables(['path']))
+    return [*dict.fromkeys(itertools.chain.from_iterable(parts))]
 
   def tables(self, columns: list[str] | None = None) -> Iterator:
     """Yields all rows as tables of pyarrow, a row group each."""
@@ -116,23 +119,20 @@ class Parts:
     self._out, self._folder, self._record = out, folder, record
     self._waiting, self._bytes, self._since = [], 0, time.monotonic()
     parts = sorted(folder.glob(f'[0-9]*{SUFFIX}'))
-    self._number = 1 + int(parts[-1].stem) if parts else 0
+    self._number = len(parts)
     pieces = [out, *parts] if out.exists() else parts
     self._pieces = [path for path in pieces if self._take(path)]
 
   def _take(self, path: Path) -> bool:
     """Adds the images of a part; False if the file has them already."""
-    names: set[str] = set()
-    with File(path) as file:
-      old, new = file.record['recipe'], self._record['recipe']
-      for key in new:
-        if old.get(key) != new[key]:
-          raise UserError(
-            f'{path} was written with {key} {old.get(key)}, which is {new[key]} now: '
-            'delete it, or name another file by --out.'
-          )
-      for table in file.tables(['path']):
-        names.update(table['path'].unique().to_pylist())
+    file = File(path)
+    for key, new in self._record['recipe'].items():
+      if (old := file.record['recipe'].get(key)) != new:
+        raise UserError(
+          f'{path} was written with {key} {old}, which is {new} now: delete it, or name '
+          'another file by --out.'
+        )
+    names = {*file.paths()}
     if names <= self.done:  # a kill came between joining and deleting
       return False
     self.done |= names
@@ -155,9 +155,8 @@ class Parts:
     def write(target):
       with pq.ParquetWriter(target, self._schema(**more), **_FORMAT) as writer:
         for path in self._pieces:
-          with File(path) as file:
-            for table in file.tables():
-              writer.write_table(table)
+          for table in File(path).tables():
+            writer.write_table(table)
 
     if self._pieces != [self._out]:
       files.replace(self._out, write)
@@ -185,15 +184,13 @@ class Parts:
 
   def _table(self, paths, rows):
     pa, _ = arrow()
-    n, schema = len(paths), self._schema()
-    columns = [pa.array(paths, pa.string())]
-    if 'y' in schema.names:
-      _, h, w, _ = next(iter(rows.values())).shape
-      index = pa.array(np.repeat(np.arange(n, dtype=np.int32), h * w))
-      columns = [pa.DictionaryArray.from_arrays(index, columns[0]).dictionary_decode()]
-      columns += [np.tile(np.repeat(np.arange(h, dtype=np.int16), w), n)]
-      columns += [np.tile(np.arange(w, dtype=np.int16), n * h)]
+    columns = [np.array(paths, object)]
+    n, *grid, _ = next(iter(rows.values())).shape
+    if grid:
+      places = np.indices(grid, np.int16).reshape(2, -1)
+      columns = [columns[0].repeat(places.shape[1]), *np.tile(places, n)]
+    columns = [pa.array(x) for x in columns]
     for x in rows.values():
-      flat = pa.array(np.ascontiguousarray(x).reshape(-1))
+      flat = pa.array(x.reshape(-1))
       columns.append(pa.FixedSizeListArray.from_arrays(flat, x.shape[-1]))
-    return pa.Table.from_arrays([*map(pa.array, columns)], schema=schema)
+    return pa.Table.from_arrays(columns, schema=self._schema())

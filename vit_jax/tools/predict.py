@@ -51,14 +51,29 @@ def main(argv: list[str]) -> int:
     loaded, shown, batch_size=args.batch or _BATCH, pp=args.pp
   )
   images = list(_top(paths, predicted, loaded.class_names, args.top or _TOP))
+  return finish(args, loaded, images, _lines)
+
+
+def finish(args, loaded, images: list[dict], lines, note: str = '', **more) -> int:
+  """Prints predictions as text or JSON; UserError if no image could be read.
+
+  Args:
+    lines: function of an image that could be read -> a heading, and lines below it.
+    note: printed before the images.
+    **more: what only the JSON has.
+  """
   if args.json:
-    cli.print_json({'source': args.source, 'step': loaded.step, 'images': images})
+    record = {'source': args.source, 'step': loaded.step, **more, 'images': images}
+    cli.print_json(record)
   else:
     if loaded.step is not None:
       print(f'{args.source}: step {loaded.step}')
-    print('\n'.join(map(_render, images)))
-  if all(predicted.errors):
-    raise UserError(f'None of {len(paths)} images could be read.')
+    print(note, end='')
+    for image in images:
+      error = [image['path'], f'not read: {image.get("error")}']
+      print('\n  '.join(map(printable, error if 'error' in image else lines(image))))
+  if all('error' in image for image in images):
+    raise UserError(f'None of {len(images)} images could be read.')
   return 0
 
 
@@ -93,11 +108,9 @@ def _top(paths, predicted, names, number):
   shifted = np.exp(predicted.logits - predicted.logits.max(-1, keepdims=True))
   probabilities = shifted / shifted.sum(-1, keepdims=True)
   for path, error, row in zip(paths, predicted.errors, probabilities, strict=True):
-    if error:
-      yield {'path': path, 'error': error}
-      continue
     order = np.argsort(-row, kind='stable')[:number]
-    yield {'path': path, 'top': [_class(k, names, float(row[k])) for k in order]}
+    top = {'top': [_class(k, names, float(row[k])) for k in order]}
+    yield {'path': path, **({'error': error} if error else top)}
 
 
 def _class(k: int, names: list[str] | None, probability: float) -> dict:
@@ -107,11 +120,10 @@ def _class(k: int, names: list[str] | None, probability: float) -> dict:
   return record | ({'description': described} if described else {})
 
 
-def _render(image: dict) -> str:
-  name = lambda t: ' '.join([t['name'], *filter(None, [t.get('description')])])
-  rows = [f'{100 * t["probability"]:5.1f} %  {name(t)}' for t in image.get('top', ())]
-  rows += [f'not read: {image["error"]}'] if 'error' in image else []
-  return '\n  '.join(map(printable, [image['path'], *rows]))
+def _lines(image: dict) -> list[str]:
+  name = lambda t: ' '.join(filter(None, [t['name'], t.get('description')]))
+  rows = [f'{100 * t["probability"]:5.1f} %  {name(t)}' for t in image['top']]
+  return [image['path'], *rows]
 
 
 def _parser() -> cli.Parser:

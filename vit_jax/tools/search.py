@@ -10,6 +10,7 @@ chunks. Near duplicates are groups of images of the file in which each is linked
 by a similarity of at least the threshold. `--page` shows pictures in one HTML file.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -37,26 +38,19 @@ def main(argv: list[str]) -> int:
   page = args.page and files.on_disk(args.page, '--page')
   if page:
     out_folder.check(str(page.parent), '--page')
-  with features.File(args.features) as file:
-    layers = file.record['recipe']['layers']
-    layer = args.layer or next(iter(layers))
-    if len(choose('layer', layer, layers)) > 1:
-      raise UserError(
-        f'{args.features} has a row per patch; search compares images: embed pre_logits.'
-      )
-    if threshold is None:
-      groups = _queries(args, file, layer)
-    else:
-      groups = _duplicates(file.chunks(layer, _ROWS), threshold)
-    names = [
-      name for part in file.tables(['path']) for name in part['path'].to_pylist()
-    ]
+  file = features.File(args.features)
+  layers = file.record['recipe']['layers']
+  layer = args.layer or next(iter(layers))
+  if len(choose('layer', layer, layers)) > 1:
+    raise UserError(
+      f'{args.features} has a row per patch; search compares images: embed pre_logits.'
+    )
   folder = Path(args.folder or file.record['folder'])
-  for group in groups:
-    rows = zip(group.pop('rows', ()), group.pop('similarities', ()), strict=True)
-    group['images'] = [
-      {'path': str(folder / names[i]), 'similarity': float(s)} for i, s in rows
-    ]
+  paths = [str(folder / name) for name in file.paths()]
+  if threshold is None:
+    groups = _queries(args, file, layer, paths)
+  else:
+    groups = _duplicates(file.chunks(layer, _ROWS), threshold, paths)
   if page:
     out_folder.make(page.parent, '--page')
     files.replace(page, _page(args.features, groups))
@@ -72,8 +66,8 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def _queries(args, file, layer: str) -> list[dict]:
-  """Returns {query, rows and similarities of the nearest, or error} for every query."""
+def _queries(args, file, layer: str, paths: list[str]) -> list[dict]:
+  """Returns {query, images: the nearest, perhaps error} for every query."""
   queries = args.text or predict.find(args.queries)
   from vit_jax import inference, sharding, weights
 
@@ -96,15 +90,17 @@ def _queries(args, file, layer: str) -> list[dict]:
   else:
     raise UserError(f'--text: {args.features} has no column logits of CLIP or SigLIP.')
   chunks, mesh = file.chunks(layer, _ROWS), sharding.make_mesh()
-  similarities, numbers = nearest(chunks, vectors, args.top, mesh)
+  best = zip(*nearest(chunks, vectors, args.top, mesh), strict=True)
+  groups = zip(queries, errors, best, strict=True)
   return [
-    {'query': query, 'error': error}
-    if error
-    else {'query': query, 'rows': row, 'similarities': similar}
-    for query, error, row, similar in zip(
-      queries, errors, numbers, similarities, strict=True
-    )
+    {'query': query, **({'error': why, 'images': []} if why else _images(paths, *row))}
+    for query, why, row in groups
   ]
+
+
+def _images(paths: list[str], similarities, rows) -> dict:
+  both = zip(rows, similarities, strict=True)
+  return {'images': [{'path': paths[i], 'similarity': float(s)} for i, s in both]}
 
 
 def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.ndarray]:
@@ -120,24 +116,22 @@ def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.n
   first = 0
   for keys in chunks:
     values, rows = knn.nearest(keys, queries, min(k, len(keys)), mesh)
-    values, rows = (
-      np.hstack(x) for x in zip(best, (values, rows + first), strict=True)
-    )
-    order = np.argsort(-values, axis=1, kind='stable')[:, :k]
-    best = tuple(np.take_along_axis(x, order, 1) for x in (values, rows))
+    both = [np.hstack(x) for x in zip(best, (values, rows + first), strict=True)]
+    order = np.argsort(-both[0], axis=1, kind='stable')[:, :k]
+    best = tuple(np.take_along_axis(x, order, 1) for x in both)
     first += len(keys)
   return best
 
 
-def _duplicates(chunks, threshold: float) -> list[dict]:
-  """Returns {rows, similarities to the first} of groups, the largest first."""
+def _duplicates(chunks, threshold: float, paths: list[str]) -> list[dict]:
+  """Returns {images, with similarities to the first} of groups, the largest first."""
   x = np.concatenate([*chunks])
   x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
   labels = linked(x, threshold)
   order = np.argsort(labels, kind='stable')
   groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
   groups = sorted((rows for rows in groups if len(rows) > 1), key=len, reverse=True)
-  return [{'rows': rows, 'similarities': x[rows] @ x[rows[0]]} for rows in groups]
+  return [_images(paths, x[rows] @ x[rows[0]], rows) for rows in groups]
 
 
 def linked(x: np.ndarray, threshold: float) -> np.ndarray:
@@ -200,10 +194,8 @@ def _page(name: str, groups: list[dict]) -> str:
   small, sections = SingleImage('decode|resize_small(160)|value_range(0, 255)'), []
 
   def picture(path):
-    try:
+    with contextlib.suppress(BadImage):
       return pictures.url(np.uint8(small(path)))
-    except BadImage:
-      return None
 
   shown = groups[:_GROUPS]
   for group in terminal.progress(shown, len(shown), 'page', 'groups'):
@@ -214,10 +206,8 @@ def _page(name: str, groups: list[dict]) -> str:
     title = group.get('query', f'{len(images)} images')
     note = group.get('error') or _rest(len(images) - _PICTURES, 'images')
     sections.append((title, note, [(*row, picture(row[0])) for row in rows]))
-  title, note = (
-    f'Similar images: {Path(name).name}',
-    _rest(len(groups) - _GROUPS, 'groups'),
-  )
+  note = _rest(len(groups) - _GROUPS, 'groups')
+  title = f'Similar images: {Path(name).name}'
   return page.filled('search.html', title=title, sections=sections, note=note)
 
 

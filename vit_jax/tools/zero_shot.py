@@ -1,7 +1,6 @@
 """Classes that are texts, for weights of an image and a text tower: --labels, --templates."""
 
 import argparse
-from collections.abc import Sequence
 
 from vit_jax.errors import UserError
 
@@ -29,46 +28,35 @@ def is_pair(loaded) -> bool:
   return isinstance(loaded, ImageText)
 
 
-def classifier(args: argparse.Namespace, loaded):
-  """Returns weights with the classes that --labels names, or as they are without it."""
+def classifier(args: argparse.Namespace, loaded, data: dict | None = None):
+  """Returns weights with classes that are texts, or as they are without such an option.
+
+  The classes are those that --labels names; of a data set, --zero_shot asks for its own.
+  """
   from vit_jax.text import prompts
 
-  if args.labels:
-    return _with_texts(args, loaded, prompts.labels(args.labels), args.templates)
-  if args.templates:
-    raise UserError('--templates are for --labels: give both.')
-  if is_pair(loaded):
-    raise UserError(
-      f"{args.source} compares images with texts: --labels 'a cat,a dog' are its classes."
-    )
-  return loaded
-
-
-def classifier_of_data(args: argparse.Namespace, loaded, data: dict):
-  """Returns weights with the classes of a data set, if --zero_shot asks for them."""
-  from vit_jax.data import sources
-  from vit_jax.text import prompts
-
-  if not args.zero_shot:
+  chosen = args.zero_shot if data else args.labels
+  if not chosen:
+    flag = '--zero_shot' if data else "--labels 'a cat,a dog'"
     if args.templates:
-      raise UserError('--templates are for --zero_shot: give both.')
+      raise UserError(f'--templates are for {flag}: give both.')
     if is_pair(loaded):
-      raise UserError(f'{args.source} compares images with texts: --zero_shot.')
+      raise UserError(f'{args.source} compares images with texts: {flag}.')
     return loaded
-  keys = ('source', 'split', 'classes')
-  opened = sources.build(
-    **{k: data[k] for k in keys if k in data}, **data.get('source_options', {})
-  )
-  if not opened.class_names:
-    raise UserError(f'{data["source"]} has no names of its classes for --zero_shot.')
-  names = list(opened.class_names)
-  templates = args.templates or 'openai'
-  return _with_texts(args, loaded, prompts.words(names), templates, names)
-
-
-def _with_texts(args, loaded, labels: Sequence[str], templates, names=None):
-  from vit_jax.text import prompts
-
+  names = _class_names(data) if data else prompts.labels(args.labels)
   if not is_pair(loaded):
     raise UserError(f'{args.source} has no text tower, as CLIP and SigLIP have.')
-  return loaded.classifier(labels, prompts.templates(templates), names)
+  if data is None:
+    return loaded.classifier(names, prompts.templates(args.templates))
+  templates = prompts.templates(args.templates or 'openai')
+  return loaded.classifier(prompts.words(names), templates, names)
+
+
+def _class_names(data: dict) -> list[str]:
+  from vit_jax.data import sources
+
+  options = {k: data[k] for k in ('source', 'split', 'classes') if k in data}
+  opened = sources.build(**options, **data.get('source_options', {}))
+  if not opened.class_names:
+    raise UserError(f'{data["source"]} has no names of its classes for --zero_shot.')
+  return list(opened.class_names)

@@ -70,16 +70,18 @@ class ImageText(Loaded):
     for part in (ids[i : i + _BATCH] for i in range(0, len(ids), _BATCH)):
       size = 1 << (len(part) - 1).bit_length()  # few sizes, for few compilations
       padded = np.pad(part, ((0, size - len(part)), (0, 0)))
-      rows.append(
-        self._compiled(self._params, padded, method='embed_texts')[: len(part)]
-      )
-    return np.concatenate([np.asarray(row) for row in rows])
+      y = self._compiled(self._params, padded, method='embed_texts')
+      rows.append(np.asarray(y)[: len(part)])
+    return np.concatenate(rows)
 
   def logits(self, images, texts: Iterable[str]) -> np.ndarray:
     """Returns the logits [B, T] of images and texts, scaled as in training."""
-    image, text = self.image(images), self.text(texts)
-    scale, bias = np.exp(self.beside['logit_scale']), self.beside.get('logit_bias', 0.0)
-    return scale * image @ text.T + bias
+    scale, bias = self._scale_and_bias
+    return scale * self.image(images) @ self.text(texts).T + bias
+
+  @property
+  def _scale_and_bias(self) -> tuple:
+    return np.exp(self.beside['logit_scale']), self.beside.get('logit_bias', 0.0)
 
   def classifier(
     self,
@@ -105,19 +107,18 @@ class ImageText(Loaded):
       means.append(vectors.reshape(len(part), T, -1).mean(1))
     means = np.concatenate(means)
     means /= np.linalg.norm(means, axis=1, keepdims=True)
-    kernel = np.exp(self.beside['logit_scale']) * means.T  # [E, K]
-    bias = np.full(len(labels), self.beside.get('logit_bias', 0.0), np.float32)
+    scale, bias = self._scale_and_bias
     params, outputs = dict(self.params), self.model.num_classes
     if outputs is not None:
       zeros = np.zeros(outputs, np.float32)  # EVA's projection alone has a bias
       params['projection'] = {'bias': zeros, **params.pop('head')}
-    params['head'] = {'kernel': kernel.astype(np.float32), 'bias': bias}
-    model = self.model.clone(
-      num_classes=len(labels), head_bias=True, projection=outputs, unit=True
-    )
+    kernel = (scale * means.T).astype(np.float32)  # [E, K]
+    params['head'] = {'kernel': kernel, 'bias': np.full(len(labels), bias, np.float32)}
+    fields = dict(head_bias=True, projection=outputs, unit=True)
+    model = self.model.clone(num_classes=len(labels), **fields)
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Loaded)}
-    fields |= dict(model=model, variables={**self.variables, 'params': params})
-    return Loaded(**fields | dict(class_names=class_names or list(labels)))
+    fields |= dict(model=model, class_names=class_names or list(labels))
+    return Loaded(**fields | dict(variables={**self.variables, 'params': params}))
 
 
 def paired(loaded: Loaded, source: Source) -> Loaded:
@@ -127,11 +128,9 @@ def paired(loaded: Loaded, source: Source) -> Loaded:
   except ValueError as error:
     return dataclasses.replace(loaded, report=f'{loaded.report}\n  no texts: {error}')
   tower = TextTransformer(**read.fields)
-  towers = TwoTowers(loaded.model, tower, bias='logit_bias' in read.scalars)
-  fields = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(Loaded)}
   return ImageText(
-    **fields,
-    towers=towers,
+    **vars(loaded),
+    towers=TwoTowers(loaded.model, tower, bias='logit_bias' in read.scalars),
     beside={'text': trees.variables(read.flat)['params'], **read.scalars},
     rules=read.rules,
     folder=source.text.folder,

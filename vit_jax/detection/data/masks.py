@@ -41,15 +41,14 @@ class Masks(folder.Folder):
   def __init__(self, target: str, split: str):
     super().__init__(target, split)
     self.labels = None  # images as a whole have none
-    mask = lambda path: _mask_of('masks'.join(path.split('images', 1)))
-    self._masks = [mask(path) for path in self._paths]
 
   def read(self, indices: np.ndarray) -> list[dict]:
     return list(self._pool.map(self._example, indices))
 
   def _example(self, index: int) -> dict:
     try:
-      segments = self._segments(os.path.join(self._root, self._masks[index]))
+      mask = _mask_of(self._paths[index].replace('images', 'masks', 1))
+      segments = self._segments(os.path.join(self._root, mask))
       return {'image': image_file.read(self.name_of(index)), 'segments': segments}
     except BadImage as error:
       return {'error': str(error)}

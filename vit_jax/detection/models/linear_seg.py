@@ -21,11 +21,6 @@ from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.nn.layers import check_images
 
 
-def variant(name: str) -> dict:
-  """Returns the fields of 'vit:S/16', the name of a backbone."""
-  return dict(backbone={'name': name})
-
-
 class LinearSeg(nn.Module):
   """See `__call__`."""
 
@@ -63,8 +58,7 @@ class LinearSeg(nn.Module):
         f'backbone, {stride}: resize them.'
       )
     maps, out = maps_of(backbone, images, train=train)
-    x = self._joined(maps)
-    x = BatchNorm(name='norm')(x, train=train)
+    x = BatchNorm(name='norm')(self._joined(maps), train=train)
     out = {**(out if features else {}), 'joined': x}
     if self.num_classes is None:
       return x, out
@@ -84,18 +78,16 @@ class LinearSeg(nn.Module):
     names = [name for name in maps if re.fullmatch(rf'{kind}\d+', name)]
     if len(names) < self.layers:
       raise UserError(f'Model field layers={self.layers}: the backbone has {names}.')
-    chosen = [maps[name].astype(jnp.float32) for name in names[-self.layers :]]
-    size = chosen[0].shape[1:3]
-    return jnp.concatenate(
-      [bilinear(jax.nn.standardize(x, epsilon=1e-6), size) for x in chosen], -1
-    )
+    last = [maps[name].astype(jnp.float32) for name in names[-self.layers :]]
+    standardized = (jax.nn.standardize(x, epsilon=1e-6) for x in last)
+    return jnp.concatenate([bilinear(x, last[0].shape[1:3]) for x in standardized], -1)
 
 
 _TINY = dict(name='vit', patch_size=(8, 8), width=16, depth=2, mlp_dim=32, num_heads=2)
 
 FAMILY = Family(
   LinearSeg,
-  variant,
+  variant=lambda name: dict(backbone={'name': name}),  # 'vit:S/16'
   inputs=lambda fields, size: {},  # it takes nothing without a backbone
   outputs='pixels',
   tiny=(dict(backbone=_TINY), dict(backbone=_TINY, layers=2)),

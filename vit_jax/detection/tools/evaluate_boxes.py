@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vit_jax.errors import UserError
-from vit_jax.tools import evaluate, out_folder, source
+from vit_jax.tools import evaluate, out_folder
 
 FILES = ('summary.json', 'per_class.csv', 'detections.json', 'predictions.npz')
 _BATCH = 8  # images per step, each of a million pixels
@@ -17,7 +17,6 @@ def run(args, loaded, own: str | None, section: dict) -> int:
   from vit_jax.detection.coco import average_precision
   from vit_jax.detection.tasks import detect
   from vit_jax.evaluators.base import Metric
-  from vit_jax.train import evaluations
 
   for name in ('loss', 'labels', 'class_map', 'among'):
     if getattr(args, name):
@@ -43,15 +42,9 @@ def run(args, loaded, own: str | None, section: dict) -> int:
   record |= {'data': data['source'], 'split': data['split']}
   if out:
     _write(out, record | values, evaluator)
-    name = own if own and not args.split else data['split']
-    evaluations.write_predictions(out, name, loaded.step or 0, evaluator.predictions)
-  of_run = f": the run's evaluation {own!r}" if own else ''
-  notes = [f'{"data":12} {data["source"]}, {data["split"]}{of_run}']
   shown = {name: Metric(percent=True) for name in average_precision.NAMES}
-  source.print_values(args, record, values, shown, notes)
-  if out and not args.json:
-    print(f'written to {out}: {", ".join(FILES)}')
-  return 0
+  predictions = evaluator.predictions
+  return evaluate.finish(args, out, record, values, shown, predictions, FILES)
 
 
 def _evaluator(args, loaded, data: dict, out: Path | None, mesh):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax import cli, terminal
-from vit_jax.errors import UserError, printable
-from vit_jax.tools import out_folder
+from vit_jax import terminal
+from vit_jax.errors import UserError
+from vit_jax.tools import out_folder, predict
 
 # The demo of facebookresearch/detr keeps boxes that score more than this.
 THRESHOLD = 0.7
@@ -15,16 +15,11 @@ THRESHOLD = 0.7
 
 def add_options(parser: argparse.ArgumentParser) -> None:
   """Adds the options of detectors and segmenters."""
-  parser.add_argument(
-    '--threshold',
-    type=float,
-    help=f'for detectors: keep boxes with a higher score; default: {THRESHOLD}',
-  )
-  parser.add_argument(
-    '--draw',
-    metavar='DIR',
-    help='write there, as PNG: the images with their boxes; of a segmenter, masks',
-  )
+  add = parser.add_argument
+  threshold = f'for detectors: keep boxes with a higher score; default: {THRESHOLD}'
+  add('--threshold', type=float, help=threshold)
+  draw = 'write there, as PNG: the images with their boxes; of a segmenter, masks'
+  add('--draw', metavar='DIR', help=draw)
 
 
 def check_unused(args) -> None:
@@ -56,9 +51,8 @@ def run(args, loaded, paths: list[str]) -> int:
     )
   out = folder_of(args, paths)
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
-  detected = inference.detect_images(
-    loaded, shown, batch_size=args.batch or 1, pp=args.pp
-  )
+  options = dict(batch_size=args.batch or 1, pp=args.pp)
+  detected = inference.detect_images(loaded, shown, **options)
   least = THRESHOLD if args.threshold is None else args.threshold
   names = loaded.class_names
   images = [_image(path, i, detected, names, least) for i, path in enumerate(paths)]
@@ -68,17 +62,9 @@ def run(args, loaded, paths: list[str]) -> int:
       if 'error' not in image:
         image['drawing'] = str(out / f'{i:03d}_{Path(image["path"]).stem}.png')
         _draw(image)
-  if args.json:
-    record = {'source': args.source, 'step': loaded.step, 'threshold': least}
-    cli.print_json(record | {'images': images})
-  else:
-    if loaded.step is not None:
-      print(f'{args.source}: step {loaded.step}')
-    print('Boxes are x0 y0 x1 y1, in pixels of the image.')
-    print('\n'.join(_render(image, least) for image in images))
-  if all(detected.errors):
-    raise UserError(f'None of {len(paths)} images could be read.')
-  return 0
+  note = 'Boxes are x0 y0 x1 y1, in pixels of the image.\n'
+  lines = lambda image: _lines(image, least)
+  return predict.finish(args, loaded, images, lines, note, threshold=least)
 
 
 def _image(path: str, i: int, detected, names: list[str] | None, least: float) -> dict:
@@ -102,31 +88,27 @@ def _corners(row: dict) -> tuple[float, ...]:
   return left, top, left + width, top + height
 
 
-def _render(image: dict, least: float) -> str:
-  if 'error' in image:
-    return f'{printable(image["path"])}\n  not read: {printable(image["error"])}'
+def _lines(image: dict, least: float) -> list[str]:
   lines = [f'{image["path"]} ({image["width"]} x {image["height"]} pixels)']
   objects = image['detections']
   longest = max((len(x['category']) for x in objects), default=0)
   for x in objects:
     numbers = ' '.join(f'{n:7.1f}' for n in _corners(x))
-    lines.append(f'  {100 * x["score"]:5.1f} %  {x["category"]:{longest}} {numbers}')
+    lines.append(f'{100 * x["score"]:5.1f} %  {x["category"]:{longest}} {numbers}')
   if not objects:
-    lines.append(f'  no box scores more than {least:g}')
+    lines.append(f'no box scores more than {least:g}')
   if 'drawing' in image:
-    lines.append(f'  drawing: {image["drawing"]}')
-  return '\n'.join(map(printable, lines))
+    lines.append(f'drawing: {image["drawing"]}')
+  return lines
 
 
 def _draw(image: dict) -> None:
   from vit_jax.data import single_image
   from vit_jax.detection import drawing
 
-  objects = image['detections']
-  out = drawing.draw(
-    single_image.pixels(image['path']),
-    [_corners(x) for x in objects],
-    [f'{x["category"]} {x["score"]:.0%}' for x in objects],
-    [x['category_id'] for x in objects],
+  objects, pixels = image['detections'], single_image.pixels(image['path'])
+  labels = [f'{x["category"]} {x["score"]:.0%}' for x in objects]
+  numbers = [x['category_id'] for x in objects]
+  drawing.draw(pixels, [*map(_corners, objects)], labels, numbers).save(
+    image['drawing']
   )
-  out.save(image['drawing'])

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax import cli, terminal
-from vit_jax.errors import UserError, printable
-from vit_jax.tools import out_folder
+from vit_jax import terminal
+from vit_jax.errors import UserError
+from vit_jax.tools import out_folder, predict
 
 _BATCH = 8
 
@@ -16,7 +16,6 @@ def run(args, loaded, paths: list[str]) -> int:
 
   Masks have the size of their images and are as `masks:` reads them, in colours.
   """
-  import jax
   from PIL import Image
 
   from vit_jax import inference
@@ -36,46 +35,40 @@ def run(args, loaded, paths: list[str]) -> int:
   if out:
     out_folder.make(out, '--draw')
 
-  @jax.jit
-  def predict(variables, batch):
+  def function(variables, batch):
     logits, _ = loaded.model.apply(variables, batch['image'], features=False)
-    return logits.argmax(-1).astype('uint8')
+    return {'mask': logits.argmax(-1).astype('uint8'), 'size': batch['size']}
 
-  images, variables = [], jax.device_put(loaded.variables)
+  images = []
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
-  batches = inference.batches(loaded, shown, SingleImage(pp), args.batch or _BATCH)
-  for batch, errors in batches:
-    masks, sizes = np.asarray(predict(variables, batch)), batch['size'].tolist()
-    for error, mask, (height, width) in zip(errors, masks, sizes, strict=False):
-      i = len(images)
-      images.append({'path': paths[i], 'error': error})
-      if error:
-        continue
-      share = np.bincount(mask.reshape(-1)) / mask.size
-      segments = [
-        {'class': k, 'name': names[k] if names else str(k), 'share': float(share[k])}
-        for k in np.argsort(-share, kind='stable').tolist()
-        if share[k]
-      ]
-      images[i] = {'path': paths[i], 'width': width, 'height': height}
-      images[i]['segments'] = segments
-      if out:
-        name = f'{out}/{i:03d}_{Path(paths[i]).stem}.png'
-        images[i]['mask'] = name
-        mask = Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST)
+  options = SingleImage(pp), args.batch or _BATCH, function
+  for part, errors in inference.stream(loaded, shown, *options):
+    sizes = part['size'].tolist()
+    for error, mask, size in zip(errors, part['mask'], sizes, strict=True):
+      path = paths[len(images)]
+      image = (
+        {'path': path, 'error': error} if error else _image(path, mask, size, names)
+      )
+      if out and not error:
+        image['mask'] = f'{out}/{len(images):03d}_{Path(path).stem}.png'
+        mask = Image.fromarray(mask).resize(size[::-1], Image.Resampling.NEAREST)
         mask.putpalette(drawing.palette(K).tobytes())
-        mask.save(name)
-  if args.json:
-    cli.print_json({'source': args.source, 'step': loaded.step, 'images': images})
-  else:
-    print('\n'.join(map(_render, images)))
-  if all('error' in image for image in images):
-    raise UserError(f'None of {len(paths)} images could be read.')
-  return 0
+        mask.save(image['mask'])
+      images.append(image)
+  return predict.finish(args, loaded, images, _lines)
 
 
-def _render(image: dict) -> str:
-  rows = [f'{100 * x["share"]:5.1f} %  {x["name"]}' for x in image.get('segments', ())]
+def _image(path: str, mask: np.ndarray, size: list[int], names) -> dict:
+  share = np.bincount(mask.reshape(-1)) / mask.size
+  segments = [
+    {'class': k, 'name': names[k] if names else str(k), 'share': float(share[k])}
+    for k in np.argsort(-share, kind='stable').tolist()
+    if share[k]
+  ]
+  return {'path': path, 'width': size[1], 'height': size[0], 'segments': segments}
+
+
+def _lines(image: dict) -> list[str]:
+  rows = [f'{100 * x["share"]:5.1f} %  {x["name"]}' for x in image['segments']]
   rows += [f'mask: {image["mask"]}'] if 'mask' in image else []
-  rows += [f'not read: {image["error"]}'] if 'error' in image else []
-  return '\n  '.join(map(printable, [image['path'], *rows]))
+  return [image['path'], *rows]
