@@ -26,6 +26,27 @@ DEFAULTS = {
   'beit': _COMMON | dict(global_pool='avg', use_abs_pos_emb=True),
 }
 DEFAULTS['distilled'] = DEFAULTS['vit']
+# Options that have one meaning and several names, which only the given classes have.
+EXTRA_NORMS = ('patches', 'tokens', 'qk', 'attention', 'mlp')
+OPTIONS = {
+  'vit': dict(registers='reg_tokens', final='final_norm', pooled='fc_norm')
+  | dict(patches='embed_norm_layer', tokens='pre_norm', qk='qk_norm')
+  | dict(attention='scale_attn_norm', mlp='scale_mlp_norm'),
+  'eva': dict(registers='num_reg_tokens', final='use_post_transformer_norm')
+  | dict(pooled='use_fc_norm', tokens='use_pre_transformer_norm', qk='qk_norm')
+  | dict(attention='scale_attn_inner', mlp='scale_mlp'),
+  'beit': dict(pooled='use_fc_norm', mlp='scale_mlp'),
+}
+OPTIONS['distilled'] = OPTIONS['vit']
+# Our rotary positions -> values of these options.
+ROPE = ('rope_type', 'rope_grid_indexing', 'rope_temperature', 'rope_rotate_half')
+ROPES = {
+  'eva': ('cat', 'ij', 10_000.0, False),
+  'axial': ('cat', 'xy', 100.0, False),
+  'mixed': ('mixed', 'xy', 10.0, False),
+  'pe': ('cat', 'xy', 10_000.0, False),
+  'dinov3': ('dinov3', 'ij', 100.0, True),
+}
 _ACTS = {'gelu': 'gelu_erf', 'gelu_tanh': 'gelu_tanh', 'quick_gelu': 'quick_gelu'}
 _ACTS |= {'silu': 'silu', 'relu': 'relu'}
 _BLOCKS = {
@@ -64,8 +85,8 @@ def fields_of(row: dict) -> dict:
   row = dict(row)
   kind = row.pop('class', 'vit')
   get = _Options(DEFAULTS[kind], row)
-  fields = _shared(get)
-  fields |= _eva(get) if kind == 'eva' else _beit(get) if kind == 'beit' else _vit(get)
+  fields = _shared(get, OPTIONS[kind])
+  fields |= {'eva': _eva, 'beit': _beit}.get(kind, _vit)(get)
   if kind == 'distilled':
     fields |= dict(classifier='distilled', cls_token=None, registers=1)
   if 'num_classes' in row:
@@ -95,8 +116,9 @@ class _Options:
     return value
 
 
-def _shared(get: _Options) -> dict:
-  """Returns the fields whose options all classes share."""
+def _shared(get: _Options, names: dict[str, str]) -> dict:
+  """Returns the fields whose options have a meaning that classes share."""
+  own = lambda name: get(names[name]) if name in names else None
   patch, width = get('patch_size'), get('embed_dim')
   norm = re.fullmatch(
     r'(LayerNorm|RmsNorm|layernorm|rmsnorm)(?:\(eps=([\d.e-]+)\))?', get('norm_layer')
@@ -105,7 +127,11 @@ def _shared(get: _Options) -> dict:
     raise ValueError(f'norm_layer={get("norm_layer")!r} of timm is not read')
   classifier = _POOLS[get('global_pool', *_POOLS)]
   has_cls = get('class_token')
-  fields = dict(
+  if classifier == 'token' and not has_cls:
+    raise ValueError("global_pool='token' of timm needs its class_token")
+  pooled = classifier == 'gap' if own('pooled') is None else own('pooled')
+  has_final = own('final') if 'final' in names else True
+  return dict(
     patch_size=tuple(patch) if isinstance(patch, list | tuple) else (patch, patch),
     width=width,
     depth=get('depth'),
@@ -117,75 +143,52 @@ def _shared(get: _Options) -> dict:
     norm_eps=float(norm[2] or 1e-6),
     layer_scale=get('init_values') or None,
     posemb_tokens='patches' if get('no_embed_class') else 'prefix',
+    registers=own('registers') or 0,
+    patch_bias=not own('tokens'),
+    extra_norms=tuple(filter(own, EXTRA_NORMS)),
+    final_norm='pooled' if pooled else 'tokens' if has_final else 'none',
   )
-  if classifier == 'token' and not has_cls:
-    raise ValueError("global_pool='token' of timm needs its class_token")
-  return fields
 
 
 def _vit(get: _Options) -> dict:
   act = re.sub(r'\W.*', '', str(get('act_layer') or 'gelu')).lower()
-  mlp = str(get('mlp_layer') or '')
-  extra = {
-    'patches': get('embed_norm_layer'),
-    'tokens': get('pre_norm'),
-    'qk': get('qk_norm'),
-    'attention': get('scale_attn_norm'),
-    'mlp': get('scale_mlp_norm'),
-  }
+  if act not in _ACTS:
+    raise ValueError(f'act_layer={act!r} of timm is not read: one of {list(_ACTS)} is')
   fields = dict(
-    registers=get('reg_tokens') or 0,
     posemb=get('pos_embed', 'learn', 'none'),
     qkv_bias='qkv' if get('qkv_bias') else 'none',
     dense_bias=get('proj_bias'),
-    patch_bias=not get('pre_norm'),
-    extra_norms=tuple(name for name, there in extra.items() if there),
     block=_BLOCKS[get('block_fn', None, *_BLOCKS) or 'Block'],
-    act=_act(act),
+    act=_ACTS[act],
   )
   get('pool_include_prefix', None, False)
   get('attn_layer', None, 'attn')
-  if mlp:
-    # Their GluMlp splits its hidden layer: half is the gate. SwiGLU has two layers.
-    if mlp not in ('SwiGLU', 'GluMlp(act_layer=SiLU, gate_last=False)'):
-      raise ValueError(f'mlp_layer={mlp!r} of timm is not read')
+  # Their GluMlp splits its hidden layer: half is the gate. SwiGLU has two layers.
+  glu = 'GluMlp(act_layer=SiLU, gate_last=False)'
+  if mlp := get('mlp_layer', None, '', 'SwiGLU', glu):
     hidden = int(get('embed_dim') * get('mlp_ratio'))
-    fields |= dict(mlp='swiglu', mlp_dim=hidden if mlp == 'SwiGLU' else hidden // 2)
-  pooled = get('fc_norm')
-  pooled = get('global_pool') == 'avg' if pooled is None else pooled
-  return fields | dict(final_norm=_final(get('final_norm'), pooled))
+    fields |= dict(mlp='swiglu', mlp_dim=hidden // 2 if mlp == glu else hidden)
+  return fields
 
 
-def _act(name: str) -> str:
-  if name not in _ACTS:
-    raise ValueError(f'act_layer={name!r} of timm is not read: one of {list(_ACTS)} is')
-  return _ACTS[name]
-
-
-def _final(norm: bool, pooled: bool) -> str:
-  return 'pooled' if pooled else 'tokens' if norm else 'none'
+def _gated(get: _Options) -> dict:
+  """Returns the fields whose options EVA and BEiT share."""
+  gated = get('swiglu_mlp')
+  return dict(
+    posemb='learn' if get('use_abs_pos_emb') else 'none',
+    act='silu' if gated else 'gelu_erf',
+    mlp='swiglu' if gated else 'mlp',
+  )
 
 
 def _eva(get: _Options) -> dict:
   ratio, width = get('mlp_ratio'), get('embed_dim')
-  attention = get('attn_type', 'eva', 'rope')
-  extra = {
-    'tokens': get('use_pre_transformer_norm'),
-    'qk': get('qk_norm'),
-    'attention': get('scale_attn_inner'),
-    'mlp': get('scale_mlp'),
-  }
+  bias = {'eva': 'qv', 'rope': 'qkv'}[get('attn_type', 'eva', 'rope')]
   get('qkv_fused')  # an arrangement of the arrays
   fields = dict(
-    registers=get('num_reg_tokens') or 0,
-    posemb='learn' if get('use_abs_pos_emb') else 'none',
-    qkv_bias='none' if not get('qkv_bias') else 'qv' if attention == 'eva' else 'qkv',
-    patch_bias=not get('use_pre_transformer_norm'),
-    extra_norms=tuple(name for name, there in extra.items() if there),
+    qkv_bias=bias if get('qkv_bias') else 'none',
     block='post' if get('use_post_norm') else 'pre',
     layer_scale_where='attention' if get('attn_only_layer_scale') else 'both',
-    act='silu' if get('swiglu_mlp') else 'gelu_erf',
-    mlp='swiglu' if get('swiglu_mlp') else 'mlp',
   )
   if align := get('swiglu_align_to'):
     fields['mlp_dim'] = math.ceil(int(width * ratio) / align) * align
@@ -196,52 +199,31 @@ def _eva(get: _Options) -> dict:
     # They pool over all tokens.
     fields |= dict(map_prefix=True, map_heads=get('attn_pool_num_heads'))
     fields['map_mlp_dim'] = int(width * (get('attn_pool_mlp_ratio') or ratio))
-  pooled = get('use_fc_norm')
-  pooled = get('global_pool') == 'avg' if pooled is None else pooled
-  norm = get('use_post_transformer_norm')
-  return fields | _rope(get) | dict(final_norm=_final(norm, pooled))
+  return _gated(get) | fields | (_rope(get) if get('use_rot_pos_emb') else {})
 
 
 def _rope(get: _Options) -> dict:
-  if not get('use_rot_pos_emb'):
-    return {}
-  kind, axes = get('rope_type', 'cat', 'mixed', 'dinov3'), get('rope_grid_indexing')
-  first, base = get('rope_grid_offset') or 0, float(get('rope_temperature'))
-  half, reference = get('rope_rotate_half') or False, get('ref_feat_shape')
-  fields = {
-    ('mixed', 'xy', 0, 10.0, False): 'mixed',
-    ('cat', 'xy', 0, 100.0, False): 'axial',
-    ('cat', 'ij', 0, 10_000.0, False): 'eva',
-    ('cat', 'xy', 0, 10_000.0, False): 'pe',
-    ('cat', 'xy', 1, 10_000.0, False): 'pe',
-    ('dinov3', 'ij', 0, 100.0, True): 'dinov3',
-  }
-  key = (kind, axes, int(first), base, half)
-  if key not in fields or (fields[key] == 'pe' and get('class_token') != bool(first)):
-    raise ValueError(f'rotary positions {key} of timm are not read')
-  rope = {'rope': fields[key]}
-  if reference and rope['rope'] in ('eva', 'pe'):
-    rope['rope_reference'] = tuple(reference)
+  get('rope_type', 'cat', 'mixed', 'dinov3')
+  values = tuple(get(option) or False for option in ROPE)
+  rope = next((kind for kind, row in ROPES.items() if row == values), None)
+  first, reference = get('rope_grid_offset') or 0, get('ref_feat_shape')
+  if rope is None or first != (rope == 'pe' and get('class_token')):
+    raise ValueError(f'rotary positions {(*values, first)} of timm are not read')
+  fields = {'rope': rope}
+  if reference and rope in ('eva', 'pe'):
+    fields['rope_reference'] = tuple(reference)
   if rescale := get('rope_rescale_coords'):
-    rope['rope_augment'] = (0.0, 1.0, rescale)
-  return rope
+    fields['rope_augment'] = (0.0, 1.0, rescale)
+  return fields
 
 
 def _beit(get: _Options) -> dict:
-  pooled = get('use_fc_norm')
-  pooled = get('global_pool') == 'avg' if pooled is None else pooled
-  shared, gated = get('use_shared_rel_pos_bias'), get('swiglu_mlp')
-  layer = get('use_rel_pos_bias')
+  shared, layer = get('use_shared_rel_pos_bias'), get('use_rel_pos_bias')
   if shared and layer:
     raise ValueError(
       'timm would add the tables of use_shared_rel_pos_bias and of layers'
     )
-  return dict(
-    posemb='learn' if get('use_abs_pos_emb') else 'none',
+  return _gated(get) | dict(
     relpos='layer' if layer else 'shared' if shared else 'none',
     qkv_bias='qv' if get('qkv_bias') else 'none',
-    final_norm=_final(True, pooled),
-    extra_norms=('mlp',) if get('scale_mlp') else (),
-    act='silu' if gated else 'gelu_erf',
-    mlp='swiglu' if gated else 'mlp',
   )

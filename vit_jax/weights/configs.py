@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import imagenet
+from vit_jax.models.vit import has_cls
 from vit_jax.weights import pipelines
 
 # Arguments of timm's models that need not be read: the shapes of the arrays show them, or
@@ -52,11 +53,8 @@ def google(**defaults) -> Reader:
   def read(config, source):
     ours = section(config, 'vit_jax')
     fields = section(ours, 'fields')
-    if odd := [
-      k
-      for k, v in fields.items()
-      if not isinstance(v, str | bool | float | list | tuple)
-    ]:
+    plain = str | bool | float | list | tuple
+    if odd := [k for k, v in fields.items() if not isinstance(v, plain)]:
       raise ValueError(f'field {odd[0]}={fields[odd[0]]!r} follows from the arrays')
     names = ours.get('class_names')
     names = imagenet.class_names(names) if isinstance(names, str) else names
@@ -206,6 +204,16 @@ def need(fields: dict, format: str, **allowed: tuple) -> None:
       raise ValueError(f'{format} cannot express {key}={value!r}, but {list(values)}')
 
 
+def alike(fields: dict) -> dict:
+  """Returns fields of a ViT with one value for models with the same outputs."""
+  return {
+    'cls_token': has_cls(fields),
+    'layer_scale': fields['layer_scale'] is not None,
+    'map_heads': fields['map_heads'] or fields['num_heads'],
+    'map_mlp_dim': fields['map_mlp_dim'] or fields['mlp_dim'],
+  }
+
+
 def google_config(**published):
   """Returns the writer of fields other than those that a file without config has."""
 
@@ -229,10 +237,7 @@ def timm_config(architecture, pool, args, fields, image_size, class_names) -> di
     'num_classes': classes,
     'global_pool': pool,
     'model_args': args,
-    'pretrained_cfg': {
-      'num_classes': classes,
-      'input_size': [3, *image_size],
-    },
+    'pretrained_cfg': {'num_classes': classes, 'input_size': [3, *image_size]},
   }
   return config | ({'label_names': class_names} if class_names else {})
 

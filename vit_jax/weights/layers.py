@@ -67,14 +67,22 @@ def out_of_heads(theirs: str, ours: str, heads: int) -> Table:
   return dense(theirs, ours, t.out_kernel(heads))
 
 
+def joined(theirs: str, ours, kernel=t.dense, bias=t.same, dot: str = '.') -> Table:
+  """Layers that the file holds as one."""
+  return tuple(
+    Rule(
+      f'{theirs}{dot}{part}',
+      tuple(f'{name}/{leaf}' for name in ours),
+      t.joined(transform, len(ours)),
+    )
+    for part, leaf, transform in (('weight', 'kernel', kernel), ('bias', 'bias', bias))
+  )
+
+
 def fused(theirs: str, ours: str, heads: int, names=QKV, dot: str = '.') -> Table:
   """Projections into heads that the file holds as one."""
-  parts = (('weight', 'kernel', t.heads_kernel), ('bias', 'bias', t.heads_bias))
-  leaves = lambda leaf: tuple(f'{ours}/{name}/{leaf}' for name in names)
-  return tuple(
-    Rule(f'{theirs}{dot}{part}', leaves(leaf), t.joined(transform(heads), len(names)))
-    for part, leaf, transform in parts
-  )
+  ours = [f'{ours}/{name}' for name in names]
+  return joined(theirs, ours, t.heads_kernel(heads), t.heads_bias(heads), dot)
 
 
 def openai_block(theirs: str, ours: str, heads: int) -> Table:

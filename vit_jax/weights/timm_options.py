@@ -18,13 +18,6 @@ _USUAL = {f.name: f.default for f in dataclasses.fields(vit.ViT)}
 # Fields that no option tells: those of training alone, and what the file says elsewhere.
 _UNTOLD = TRAINING - {'layer_scale'} | {'num_classes', 'parent', 'name'}
 _POOLS = {'token': 'token', 'distilled': 'token', 'gap': 'avg', 'map': 'map'}
-_ROPES = {
-  'eva': dict(rope_type='cat', rope_grid_indexing='ij', rope_temperature=10_000.0),
-  'axial': dict(rope_type='cat', rope_grid_indexing='xy', rope_temperature=100.0),
-  'mixed': dict(rope_type='mixed', rope_grid_indexing='xy', rope_temperature=10.0),
-  'pe': dict(rope_type='cat', rope_grid_indexing='xy', rope_temperature=10_000.0),
-  'dinov3': dict(rope_type='dinov3', rope_grid_indexing='ij', rope_temperature=100.0),
-}
 
 
 class Architecture(NamedTuple):
@@ -48,41 +41,40 @@ def architecture(fields: Mapping) -> Architecture:
     ValueError: timm has none. It names a field that the nearest model has otherwise.
   """
   target = _comparable({key: fields[key] for key in _USUAL if key in fields})
-  rows = []
-  for name, row in timm.architectures().items():
-    other = _comparable(_USUAL | timm.fields_of(row))
-    differ = [key for key, value in target.items() if value != other[key]]
-    # Among equals a plain ViT's name, and a short one; timm's own tests come last.
-    order = (
-      name.startswith('test_'),
-      len(differ),
-      not name.startswith('vit_'),
-      len(name),
-    )
-    rows.append((order, name, row, differ))
-  best = None
-  for _, name, row, differ in sorted(rows, key=lambda x: x[0]):
+  rows = [(n, row, _other(target, row)) for n, row in timm.architectures().items()]
+  # Among equals a plain ViT's name, and a short one; timm's own tests come last.
+  rows.sort(key=lambda x: (not x[0].startswith('vit_'), len(x[0])))
+  rows.sort(key=lambda x: (x[0].startswith('test_'), len(x[2])))
+  misses = []
+  for name, row, differ in rows:
     kind = row.get('class', 'vit')
     usual = timm.DEFAULTS[kind] | {k: v for k, v in row.items() if k != 'class'}
-    settings = _WRITERS[kind](target, usual)
+    settings = _settings(target, kind, usual)
     args = settings.pop('', {})
     for key in differ:
       args |= settings.get(key, {})
     args = {k: v for k, v in args.items() if not _equal(k, v, usual.get(k))}
     try:
-      other = _comparable(_USUAL | timm.fields_of(row | args))
+      wrong = _other(target, row | args)
     except ValueError:  # options that do not go together
       continue
-    wrong = [key for key in target if target[key] != other[key]]
     if not wrong:
       return Architecture(name, kind, args, usual | args)
-    if best is None or len(wrong) < len(best[0]):
-      best = wrong, other
-  assert best, 'some name of timm has consistent options'
-  wrong, other = best
-  raise ValueError(
-    f'timm cannot express {wrong[0]}={fields[wrong[0]]!r}, but {other[wrong[0]]!r}'
-  )
+    misses.append(wrong)
+  key, value = next(iter(min(misses, key=len).items()))
+  raise ValueError(f'timm cannot express {key}={fields[key]!r}, but {value!r}')
+
+
+def plain(fields: dict) -> dict[str, Any]:
+  """Returns the options of class 'vit' for these fields."""
+  settings = _settings(_comparable(_USUAL | fields), 'vit', {})
+  return {k: v for key in (*fields, 'cls_token') for k, v in settings[key].items()}
+
+
+def _other(target: dict, row: dict) -> dict:
+  """Returns the fields of timm's model by these options that differ from the target's."""
+  fields = _comparable(_USUAL | timm.fields_of(row))
+  return {key: fields[key] for key, value in target.items() if value != fields[key]}
 
 
 def equal(flat: dict, fields: dict, size: tuple[int, int]) -> tuple[dict, dict]:
@@ -114,29 +106,27 @@ def _equal(option: str, value, usual) -> bool:
 
 def _comparable(fields: dict) -> dict:
   """Returns the fields that files of timm tell, equal for equal models."""
-  same = {
-    'cls_token': vit.has_cls(fields),
-    'layer_scale': fields['layer_scale'] is not None,
-    'map_heads': fields['map_heads'] or fields['num_heads'],
-    'map_mlp_dim': fields['map_mlp_dim'] or fields['mlp_dim'],
-  }
+  fields = fields | configs.alike(fields)
   if fields['classifier'] != 'map':
-    same |= dict(map_heads=None, map_mlp_dim=None, map_prefix=False)
-  return {k: v for k, v in (fields | same).items() if k not in _UNTOLD}
+    fields |= dict(map_heads=None, map_mlp_dim=None, map_prefix=False)
+  return {k: v for k, v in fields.items() if k not in _UNTOLD}
 
 
-# Each returns {field: {option: value}} to set where the field differs from the name's, and
-# at '' options to set always.
+def _settings(fields: dict, kind: str, usual: dict) -> dict[str, dict]:
+  """Returns {field: {option: value}} for fields that differ from those of a name.
 
-
-def _shared(fields: dict, usual: dict) -> dict:
+  Options at '' are always set. `usual` are the options of the name.
+  """
   # The hidden layer of a GluMlp holds the gate, too.
   halves = 2 if str(usual.get('mlp_layer')).startswith('GluMlp') else 1
-  hidden = halves * fields['mlp_dim']
+  hidden, names = halves * fields['mlp_dim'], timm.OPTIONS[kind]
   ratio = {'mlp_ratio': configs.timm_ratio(hidden, fields['width'])}
   if (align := usual.get('swiglu_align_to')) and hidden % align:
     ratio['swiglu_align_to'] = 0
-  return {
+  own = lambda values: {names[k]: v for k, v in values.items() if k in names}
+  norms, final = fields['extra_norms'], fields['final_norm']
+  has_norm = final == 'tokens' if kind == 'eva' else final != 'none'
+  shared = {
     'patch_size': {'patch_size': configs.one(fields['patch_size'])},
     'width': {'embed_dim': fields['width'], **ratio},
     'depth': {'depth': fields['depth']},
@@ -146,89 +136,69 @@ def _shared(fields: dict, usual: dict) -> dict:
     'classifier': {'global_pool': _POOLS.get(fields['classifier'], '')},
     'posemb_tokens': {'no_embed_class': fields['posemb_tokens'] == 'patches'},
     'layer_scale': {'init_values': 1e-5 if fields['layer_scale'] else 0.0},
+    'registers': own({'registers': fields['registers']}),
+    # The first, a norm of patches, is an option without text.
+    'extra_norms': own({x: x in norms for x in timm.EXTRA_NORMS[1:]}),
+    'final_norm': own({'final': has_norm, 'pooled': final == 'pooled'}),
+    'qkv_bias': {'qkv_bias': fields['qkv_bias'] != 'none'},
   }
+  gated = {
+    'posemb': {'use_abs_pos_emb': fields['posemb'] == 'learn'},
+    'mlp': {'swiglu_mlp': fields['mlp'] == 'swiglu'},
+  }
+  if kind == 'eva':
+    return shared | gated | _eva(fields, usual)
+  return shared | (gated | _beit(fields) if kind == 'beit' else _vit(fields))
 
 
-def _vit(fields: dict, usual: dict) -> dict:
-  norms, final = fields['extra_norms'], fields['final_norm']
+def _vit(fields: dict) -> dict[str, dict]:
   norm = {}
   if fields['norm_eps'] == 1e-6:
     norm['norm_layer'] = {'layer': 'layernorm', 'rms': 'rmsnorm'}[fields['norm']]
-  return _shared(fields, usual) | {
-    'registers': {'reg_tokens': fields['registers']},
+  return {
     'posemb': {'pos_embed': fields['posemb']},
     'qkv_bias': {'qkv_bias': fields['qkv_bias'] == 'qkv'},
     'dense_bias': {'proj_bias': fields['dense_bias']},
     'norm': norm,
     'norm_eps': norm,
-    'extra_norms': {
-      'pre_norm': 'tokens' in norms,
-      'qk_norm': 'qk' in norms,
-      'scale_attn_norm': 'attention' in norms,
-      'scale_mlp_norm': 'mlp' in norms,
-    },
     'act': {'act_layer': fields['act'].replace('_erf', '')},
-    'final_norm': {'final_norm': final != 'none', 'fc_norm': final == 'pooled'},
   }
 
 
-def _eva(fields: dict, usual: dict) -> dict:
-  norms, final, rope = fields['extra_norms'], fields['final_norm'], fields['rope']
-  heads, rotary = fields['kv_heads'], {'use_rot_pos_emb': rope in _ROPES}
-  if rope in _ROPES:
-    rotary |= _ROPES[rope] | {'rope_rotate_half': rope == 'dinov3'}
+def _eva(fields: dict, usual: dict) -> dict[str, dict]:
+  rope, heads = fields['rope'], fields['kv_heads']
+  rotary = {'use_rot_pos_emb': rope in timm.ROPES}
+  if rope in timm.ROPES:
+    rotary |= zip(timm.ROPE, timm.ROPES[rope], strict=True)
     rotary['rope_grid_offset'] = float(rope == 'pe' and fields['cls_token'])
   grouped = {'num_kv_heads': list(heads or [fields['num_heads']] * fields['depth'])}
   if heads:
     grouped |= {'qkv_fused': False}
-  reference = fields['rope_reference']
+  reference, where = fields['rope_reference'], fields['layer_scale_where']
   width, hidden = fields['width'], fields['map_mlp_dim'] or fields['mlp_dim']
-  return _shared(fields, usual) | {
+  attention = 'rope' if fields['qkv_bias'] == 'qkv' or heads else 'eva'
+  has_bias = fields['qkv_bias'] != 'none'
+  return {
     '': rotary | (grouped if usual.get('num_kv_heads') else {}),
     'kv_heads': grouped,
     # Nothing that JSON has takes the scale of a name away.
     'layer_scale': {'init_values': 1e-5} if fields['layer_scale'] else {},
-    'registers': {'num_reg_tokens': fields['registers']},
-    'posemb': {'use_abs_pos_emb': fields['posemb'] == 'learn'},
-    'qkv_bias': {
-      'qkv_bias': fields['qkv_bias'] != 'none',
-      'attn_type': 'rope' if fields['qkv_bias'] == 'qkv' or heads else 'eva',
-    },
-    'extra_norms': {
-      'use_pre_transformer_norm': 'tokens' in norms,
-      'qk_norm': 'qk' in norms,
-      'scale_attn_inner': 'attention' in norms,
-      'scale_mlp': 'mlp' in norms,
-    },
-    'layer_scale_where': {
-      'attn_only_layer_scale': fields['layer_scale_where'] == 'attention'
-    },
-    'mlp': {'swiglu_mlp': fields['mlp'] == 'swiglu'},
+    'qkv_bias': {'qkv_bias': has_bias, 'attn_type': attention},
+    'layer_scale_where': {'attn_only_layer_scale': where == 'attention'},
     'block': {'use_post_norm': fields['block'] == 'post'},
     'rope_reference': {'ref_feat_shape': list(reference)} if reference else {},
     'map_heads': {'attn_pool_num_heads': fields['map_heads']},
     'map_mlp_dim': {'attn_pool_mlp_ratio': configs.timm_ratio(hidden, width)},
-    'final_norm': {
-      'use_fc_norm': final == 'pooled',
-      'use_post_transformer_norm': final == 'tokens',
-    },
   }
 
 
-def _beit(fields: dict, usual: dict) -> dict:
-  return _shared(fields, usual) | {
+def _beit(fields: dict) -> dict[str, dict]:
+  relpos = fields['relpos']
+  return {
     'cls_token': {},
     'posemb_tokens': {},
-    'posemb': {'use_abs_pos_emb': fields['posemb'] == 'learn'},
     'relpos': {
-      'use_rel_pos_bias': fields['relpos'] == 'layer',
-      'use_shared_rel_pos_bias': fields['relpos'] == 'shared',
+      'use_rel_pos_bias': relpos == 'layer',
+      'use_shared_rel_pos_bias': relpos == 'shared',
     },
-    'qkv_bias': {'qkv_bias': fields['qkv_bias'] != 'none'},
-    'extra_norms': {'scale_mlp': 'mlp' in fields['extra_norms']},
-    'mlp': {'swiglu_mlp': fields['mlp'] == 'swiglu'},
-    'final_norm': {'use_fc_norm': fields['final_norm'] == 'pooled'},
   }
-
-
-_WRITERS = {'vit': _vit, 'distilled': _vit, 'eva': _eva, 'beit': _beit}

@@ -27,8 +27,6 @@ dense = _one(lambda x: x.T, lambda x: x.T)
 pointwise = _one(lambda x: x.reshape(x.shape[:2]).T, lambda x: x.T)
 conv = _one(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
 
-vector = _one(lambda x: x[None, None], lambda x: x[0, 0])  # [D] -> [1, 1, D]
-rows = _one(lambda x: x[None], lambda x: x[0])  # [N, D] -> [1, N, D]
 dropped = Transform(lambda x: (), lambda xs: np.empty(0))  # no parameter, never saved
 
 # A transposed convolution is [in, out, h, w] in Torch, with its taps in reverse.

@@ -19,6 +19,7 @@ POSITIONS = 'Transformer/posembed_input/pos_embedding'
 BLOCK = 'Transformer/encoderblock_{i}'
 ATTENTION = f'{BLOCK}/MultiHeadDotProductAttention_0'
 MLP = f'{BLOCK}/MlpBlock_0'
+GATED = (f'{MLP}/gate', f'{MLP}/Dense_0')  # the first two layers of a SwiGLU
 MAP = 'MAPHead_0'
 
 
@@ -225,14 +226,6 @@ def _google_config(fields, image_size, class_names) -> dict:
   return configs.google_config(**published)(fields, image_size, class_names)
 
 
-# Fields of ViTs since 2021 -> the value of a plain one.
-_PLAIN = dict(cls_token=(None,), registers=(0,), rope=('none',), relpos=('none',))
-_PLAIN |= dict(block=('pre',), mlp=('mlp',), qkv_bias=('qkv',), dense_bias=(True,))
-_PLAIN |= dict(patch_bias=(True,), head_bias=(True,), kv_heads=(None,))
-_PLAIN |= dict(layer_scale=(None,), norm=('layer',), extra_norms=((),))
-_PLAIN |= dict(final_norm=('tokens',))
-
-
 _RESNET = 'patch_embed.backbone'
 
 
@@ -280,10 +273,9 @@ def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType
 
 def _timm_block(heads: int, fields: Mapping) -> Table:
   """Returns the rules of timm's blocks; those of one kind do not exist in another."""
-  depth, block, both = fields.get('depth', 0), 'blocks.{i}', ('gate', 'Dense_0')
+  depth, block = fields.get('depth', 0), 'blocks.{i}'
   attention, mlp = f'{block}.attn', f'{block}.mlp'
   kv_heads = fields.get('kv_heads') or ()
-  packed = lambda leaf: tuple(f'{MLP}/{name}/{leaf}' for name in both)
   frequencies = tuple(f'{BLOCK.format(i=i)}/rope/frequencies' for i in range(depth))
   number = lambda name, j: name.replace('_0', f'_{j}')
   return table(
@@ -317,10 +309,7 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
     Rule(f'{attention}.relative_position_bias_table', f'{BLOCK}/relpos/table'),
     Rule('rel_pos_bias.relative_position_bias_table', 'Transformer/relpos/table'),
     Rule('rope.freqs', frequencies, t.per_layer(heads)) if depth else (),
-    (
-      Rule(f'{mlp}.fc1.weight', packed('kernel'), t.joined(t.dense, 2)),
-      Rule(f'{mlp}.fc1.bias', packed('bias'), t.joined(t.same, 2)),
-    )
+    layers.joined(f'{mlp}.fc1', GATED)
     if fields.get('mlp') == 'swiglu'
     else layers.dense(f'{mlp}.fc1', f'{MLP}/Dense_0'),
     layers.dense(f'{mlp}.fc1_g', f'{MLP}/gate'),
@@ -433,28 +422,18 @@ def _timm_vit(fields) -> tuple[str, str, dict]:
 def _timm_hybrid(fields) -> tuple[str, str, dict] | None:
   if fields['stem_blocks'] is None:
     return None
-  one = dict(posemb=('learn', 'none'), posemb_where=('stem',))
-  one |= dict(attention=('full',), representation_size=(None,))
-  configs.need(fields, 'timm', **one, classifier=('token', 'gap', 'map'), **_PLAIN)
+  one = dict(posemb=('learn', 'none'), classifier=('token', 'gap', 'map'))
+  configs.need(fields, 'timm', **one, layer_scale=(None,))
   architecture = _HYBRIDS.get(tuple(fields['stem_blocks']))
   if architecture is None or fields['stem_width'] != 64:
     shape = f'stem_blocks={fields["stem_blocks"]}, stem_width={fields["stem_width"]}'
     raise ValueError(f'timm has hybrids {list(_HYBRIDS)} of width 64, not {shape}')
-  pool = {'token': 'token', 'gap': 'avg', 'map': 'map'}[fields['classifier']]
-  args = {
-    'patch_size': configs.one(fields['patch_size']),
-    'embed_dim': fields['width'],
-    'num_heads': fields['num_heads'],
-    'mlp_ratio': configs.timm_ratio(fields['mlp_dim'], fields['width']),
-    'class_token': fields['classifier'] == 'token',
-    'no_embed_class': fields['posemb_tokens'] == 'patches',
-    'global_pool': pool,
-    'fc_norm': False,  # norm, then the mean; by default timm has them the other way
-    'act_layer': fields['act'].replace('_erf', ''),
-    'depth': fields['depth'],
-    'pos_embed': fields['posemb'],
-  }
-  return architecture, pool, args
+  keys = ('patch_size', 'width', 'num_heads', 'mlp_dim', 'classifier', 'posemb_tokens')
+  args = timm_options.plain(
+    {key: fields[key] for key in (*keys, 'act', 'depth', 'posemb')}
+  )
+  args['fc_norm'] = False  # norm, then the mean; by default timm has them the other way
+  return architecture, args['global_pool'], args
 
 
 # Regexes of the names of arrays that only one kind of timm's blocks has.

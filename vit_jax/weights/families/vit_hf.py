@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import models
-from vit_jax.models.vit import has_cls
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.configs import Facts
@@ -144,17 +143,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
   mlp, packed = names['mlp'], ()
   if fields.get('mlp') == 'swiglu' and 'gate' not in kind.names:  # DINOv2
     mlp = ('-', 'mlp.weights_out')
-    packed = [
-      Rule(
-        inside(f'mlp.weights_in.{theirs}'),
-        (f'{MLP}/gate/{leaf}', f'{MLP}/Dense_0/{leaf}'),
-        t.joined(transform, 2),
-      )
-      for theirs, leaf, transform in (
-        ('weight', 'kernel', t.dense),
-        ('bias', 'bias', t.same),
-      )
-    ]
+    packed = layers.joined(inside('mlp.weights_in'), vit.GATED)
   ends = {'classifier': True, 'visual_projection': False}  # whether it has a bias
   ends = sorted(ends, key=lambda name: ends[name] != fields.get('head_bias', True))
   ends.insert(0 if fields.get('classifier') == 'distilled' else 2, 'cls_classifier')
@@ -285,6 +274,7 @@ def _read_rules(arrays: Arrays, facts: Facts) -> Table:
   return _rules(KINDS[name], facts.fields, flat=name == _NAFLEX)
 
 
+_USUAL = {k: p.default for k, p in models.signature('vit').parameters.items()}
 # Fields that arrays show.
 _SHOWN = ('patch_size', 'width', 'depth', 'mlp_dim', 'registers', 'qkv_bias', 'mlp')
 _SHOWN += ('dense_bias', 'patch_bias', 'norm', 'extra_norms', 'posemb', 'relpos')
@@ -299,8 +289,7 @@ def _head(flat: Arrays, fields: dict, facts: Facts) -> dict:
   """
   if not facts.config:
     return {}
-  usual = {k: p.default for k, p in models.signature('vit').parameters.items()}
-  shown = usual | vit.infer(flat)
+  shown = _USUAL | vit.infer(flat)
   stated = facts.fields | {'layer_scale': facts.fields.get('layer_scale') is not None}
   shown['layer_scale'] = shown['layer_scale'] is not None
   for key in (*_SHOWN, 'layer_scale'):
@@ -328,22 +317,16 @@ _ALIKE = ('cls_token', 'posemb_tokens', 'map_heads', 'map_mlp_dim')
 
 def _plain(fields: dict) -> dict:
   """Returns fields with one value for each of those in _ALIKE that compute the same."""
-  return fields | {
-    'cls_token': has_cls(fields),
-    'posemb_tokens': fields['posemb_tokens'] if fields['registers'] else 'prefix',
-    'map_heads': fields['map_heads'] or fields['num_heads'],
-    'map_mlp_dim': fields['map_mlp_dim'] or fields['mlp_dim'],
-    'layer_scale': fields['layer_scale'] is not None,
-  }
+  tokens = fields['posemb_tokens'] if fields['registers'] else 'prefix'
+  return fields | {'posemb_tokens': tokens} | configs.alike(fields)
 
 
 def _class_of(fields: dict) -> tuple[str, str, dict]:
   """Returns (model_type, end of the class, its config) that express all fields."""
-  usual = {k: p.default for k, p in models.signature('vit').parameters.items()}
   best, ours = None, _plain(fields)
   for name, kind in KINDS.items():
     args = _to_config(kind, fields)
-    known = usual | _to_fields(kind, args)
+    known = _USUAL | _to_fields(kind, args)
     for suffix, head in kind.heads:
       theirs = _plain(known | {'num_classes': fields['num_classes']} | head)
       differ = [k for k in ours if k not in TRAINING - {'layer_scale'}]

@@ -74,13 +74,11 @@ def _facts(images: dict, image_size=None, **usual) -> Reader:
 
 def _gated(theirs: str, gate='w1', value='w2', out='w3', packed='w12') -> Table:
   """Returns the rules of a SwiGLU, its first two layers apart or packed, gate first."""
-  both = lambda leaf: tuple(f'{MLP}/{layer}/{leaf}' for layer in ('gate', 'Dense_0'))
   return table(
     layers.dense(f'{theirs}.{gate}', f'{MLP}/gate'),
     layers.dense(f'{theirs}.{value}', f'{MLP}/Dense_0'),
     layers.dense(f'{theirs}.{out}', f'{MLP}/Dense_1'),
-    Rule(f'{theirs}.{packed}.weight', both('kernel'), t.joined(t.dense, 2)),
-    Rule(f'{theirs}.{packed}.bias', both('bias'), t.joined(t.same, 2)),
+    layers.joined(f'{theirs}.{packed}', vit.GATED),
   )
 
 
