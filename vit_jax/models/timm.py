@@ -204,8 +204,9 @@ def _eva(get: _Options) -> dict:
 
 def _rope(get: _Options) -> dict:
   get('rope_type', 'cat', 'mixed', 'dinov3')
-  values = tuple(get(option) or False for option in ROPE)
-  rope = next((kind for kind, row in ROPES.items() if row == values), None)
+  kind, axes, base, half = map(get, ROPE)
+  values = (kind, axes, float(base), half or False)
+  rope = next((name for name, row in ROPES.items() if row == values), None)
   first, reference = get('rope_grid_offset') or 0, get('ref_feat_shape')
   if rope is None or first != (rope == 'pe' and get('class_token')):
     raise ValueError(f'rotary positions {(*values, first)} of timm are not read')

@@ -27,27 +27,30 @@ _STATS = f'{trees.STATS}/'
 Shapes = Mapping[str, tuple[int, ...]]
 MOST_LAYERS = 1_000  # far beyond every published model
 
+_pixels = functools.partial(functools.partial, resample.matrix)
 # How an axis of positions is resized: (old, new) -> matrix [new, old].
 RESIZERS = {
   # Corners on corners: Google.
   'bilinear': resample.align_corners,
   # Pixel centres on pixel centres: timm, open_clip, DINOv2 with registers.
-  'bicubic': functools.partial(resample.matrix, method='bicubic', antialias=True),
+  'bicubic': _pixels(method='bicubic', antialias=True),
   # The same without antialiasing: transformers, MAE, EVA.
   'bicubic_plain': resample.bicubic_of_edges,
   # DINOv2 without registers: by a factor for (new + 0.1) / old.
   'bicubic_offset': lambda a, b: resample.bicubic_of_edges(a, b, (b + 0.1) / a),
   # Perception Encoder, and transformers' BEiT.
-  'bilinear_plain': functools.partial(
-    resample.matrix, method='bilinear', antialias=False
-  ),
+  'bilinear_plain': _pixels(method='bilinear', antialias=False),
   # SigLIP 2 NaFlex, TIPS.
-  'bilinear_antialias': functools.partial(
-    resample.matrix, method='bilinear', antialias=True
-  ),
+  'bilinear_antialias': _pixels(method='bilinear', antialias=True),
 }
 # 'origin': as the code does that the weights are written for, see `Format.resize`.
 Method = Literal[('origin', *RESIZERS)]
+
+
+def _resize(x: np.ndarray, new: tuple[int, int], matrix) -> np.ndarray:
+  """Resizes the first two axes by the matrices `matrix(old, new)`."""
+  rows, columns = map(matrix, x.shape[:2], new)
+  return resample.apply(x, rows, columns).astype(x.dtype)
 
 
 def resize_positions(
@@ -68,9 +71,8 @@ def resize_positions(
     raise ValueError(f'position embeddings {table.shape} are no {old[0]}x{old[1]} grid')
   if old == new:
     return table
-  rows, columns = (matrix(a, b) for a, b in zip(old, new, strict=True))
-  grid = resample.apply(table[0, extra:].reshape(*old, -1), rows, columns)
-  grid = grid.reshape(1, -1, table.shape[-1]).astype(table.dtype)
+  grid = _resize(table[0, extra:].reshape(*old, -1), new, matrix)
+  grid = grid.reshape(1, -1, table.shape[-1])
   return np.concatenate([table[:, :extra], grid], axis=1)
 
 
@@ -89,27 +91,19 @@ def learned_positions(
   """
   if fields.get('posemb_where') != 'stem':
     return flat, fields
-  has_class = has_cls(fields)
+  table, has_class = flat.get(family.position), has_cls(fields)
   if fields['posemb'] == 'sincos2d':
     (H, W), (down, across) = image_size, family.stride(fields)
     table = sincos2d(H // down, W // across, fields['width'])
-    flat = {**flat, family.position: table}
-    fields = {
-      **fields,
-      'posemb': 'learn',
-      'posemb_tokens': 'patches' if has_class else 'prefix',
-    }
-  if (
-    class_row
-    and has_class
-    and fields['posemb_tokens'] == 'patches'
-    and family.position in flat
-  ):
-    table = np.pad(flat[family.position], ((0, 0), (1, 0), (0, 0)))
+    tokens = 'patches' if has_class else 'prefix'
+    fields = {**fields, 'posemb': 'learn', 'posemb_tokens': tokens}
+  if table is None:
+    return flat, fields
+  if class_row and has_class and fields['posemb_tokens'] == 'patches':
+    table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
     tokens = 'cls' if fields.get('registers') else 'prefix'
-    flat = {**flat, family.position: table}
     fields = {**fields, 'posemb_tokens': tokens}
-  return flat, fields
+  return {**flat, family.position: table}, fields
 
 
 def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
@@ -122,10 +116,7 @@ def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
   if len(new) == 1:
     matrix = resample.matrix(len(table), *new, 'bilinear', antialias=False)
     return (matrix @ table).astype(table.dtype)
-  rows, columns = (
-    resample.bicubic_of_edges(a, b) for a, b in zip(table.shape[:2], new, strict=True)
-  )
-  return resample.apply(table, rows, columns).astype(table.dtype)
+  return _resize(table, new, resample.bicubic_of_edges)
 
 
 def resize_pairs(
@@ -133,10 +124,9 @@ def resize_pairs(
 ) -> np.ndarray:
   """Resizes a table of pairs of patches, see `Family.pairs`, as transformers' BEiT does."""
   before, after = ([2 * n - 1 for n in grid] for grid in (old, new))
-  pairs = table[: math.prod(before)].reshape(*before, -1)
-  rows, columns = map(RESIZERS['bilinear_plain'], before, after)
-  pairs = resample.apply(pairs, rows, columns).reshape(-1, table.shape[1])
-  return np.concatenate([pairs, table[math.prod(before) :]]).astype(table.dtype)
+  pairs, rest = np.split(table, [math.prod(before)])
+  pairs = _resize(pairs.reshape(*before, -1), after, RESIZERS['bilinear_plain'])
+  return np.concatenate([pairs.reshape(-1, table.shape[1]), rest])
 
 
 def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
@@ -145,11 +135,8 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   By the pseudo-inverse of resizing the patch (FlexiViT, arXiv 2212.08013, section 3.4):
   the bilinear enlargement of a patch has its embedding, exactly.
   """
-  rows, columns = (
-    np.linalg.pinv(resample.matrix(a, b, 'bilinear', antialias=False).T)
-    for a, b in zip(kernel.shape[:2], new, strict=True)
-  )
-  return resample.apply(kernel, rows, columns).astype(kernel.dtype)
+  enlarged = RESIZERS['bilinear_plain']
+  return _resize(kernel, new, lambda a, b: np.linalg.pinv(enlarged(a, b).T))
 
 
 def as_variables(flat: Arrays, shapes: Shapes) -> Arrays:

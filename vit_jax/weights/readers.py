@@ -95,18 +95,11 @@ def _folder(folder: Path) -> Raw:
     raise UserError(f'{folder} is no run and lacks model.safetensors and config.json.')
   arrays, embedded = {}, {}
   for file in parts or numpy:
-    more, embedded = _content(file)
+    more, embedded = _file(file)
     if twice := arrays.keys() & more.keys():
       raise UserError(f'{file} holds {min(twice)!r}, as another part does.')
     arrays |= more
   return Raw(arrays, config or embedded)
-
-
-def _content(path: Path) -> tuple[dict[str, np.ndarray], dict]:
-  """Returns (arrays, embedded config) of a file, by its suffix."""
-  if path.suffix in PICKLES:
-    return _torch(path), {}
-  return _npz(path) if path.suffix == '.npz' else _safetensors(path)
 
 
 def _parts(index: Path) -> list[str]:
@@ -131,8 +124,6 @@ def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
 
 def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (arrays, config in the metadata); the library checks header and sizes."""
-  if not path.is_file():
-    raise UserError(f'No such file of weights: {path}.')
   with _reading(path), safe_open(path, 'np') as file:
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     config = (file.metadata() or {}).get('config')
@@ -149,25 +140,27 @@ def _torch(path: Path) -> dict[str, np.ndarray]:
       'safetensors.'
     ) from None
   zipped = zipfile.is_zipfile(path)
-  with _reading(path):
-    if zipped and any(n.endswith('/constants.pkl') for n in _names(path)):
+  if zipped:
+    with _reading(path), zipfile.ZipFile(path) as archive:
+      names = archive.namelist()
+    if any(name.endswith('/constants.pkl') for name in names):
       raise UserError(
         f'{path} is a TorchScript archive, which is a program. Save its arrays under the '
         f"same name in another folder: torch.save(torch.jit.load({path.name!r}, 'cpu')."
         f"state_dict(), 'FOLDER/{path.name}')."
       )
   try:
-    with torch.serialization.safe_globals(
-      [argparse.Namespace]
-    ):  # options of a training
+    # Training code stores its options as a Namespace.
+    with torch.serialization.safe_globals([argparse.Namespace]):
       saved = torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
   except Exception as error:  # whatever the pickle asks for
     why = one_line(str(error).partition('\n')[0])
     raise UserError(
       f'{path}: torch.load refuses this pickle ({why}): use safetensors.'
     ) from None
-  while key := next((k for k in _WRAPPERS if _is_mapping(saved, k)), None):
-    saved = saved[key]
+  inside = lambda x: (x[k] for k in _WRAPPERS if isinstance(x.get(k), Mapping))
+  while isinstance(saved, Mapping) and (inner := next(inside(saved), None)) is not None:
+    saved = inner
   if not isinstance(saved, Mapping):
     raise UserError(f'{path} holds {type(saved).__name__}, expected arrays by name.')
   tensors = {str(k): x for k, x in saved.items() if isinstance(x, torch.Tensor)}
@@ -175,20 +168,11 @@ def _torch(path: Path) -> dict[str, np.ndarray]:
   return {name[cut:]: _from_torch(x, torch) for name, x in tensors.items()}
 
 
-def _is_mapping(saved, key: str) -> bool:
-  return isinstance(saved, Mapping) and isinstance(saved.get(key), Mapping)
-
-
 def _from_torch(x, torch) -> np.ndarray:
   x = x.detach().contiguous()
   if x.dtype == torch.bfloat16:
     return x.view(torch.int16).numpy().view(jnp.bfloat16)
   return x.numpy()
-
-
-def _names(path: Path) -> list[str]:
-  with zipfile.ZipFile(path) as archive:
-    return archive.namelist()
 
 
 # Files of JSON beside the arrays -> the key of the config that they become.

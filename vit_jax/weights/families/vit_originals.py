@@ -100,36 +100,29 @@ def _check_mask(x) -> tuple:
   return ()
 
 
-def dino(heads: int, *, masked: bool, registers: str, mlp: str | None) -> Table:
+def dino(heads: int, masked: bool) -> Table:
   """DINOv2 and DINOv3, also with blocks in chunks, as they are in training.
 
-  Args:
-    masked: whether a mask hides the biases of keys.
-    registers: their name.
-    mlp: None; of a SwiGLU 'packed' or 'apart'.
+  `masked`: whether a mask hides the biases of keys.
   """
   bias = (f'{ATTENTION}/query/bias', f'{ATTENTION}/value/bias')
-  qkv, gated = 'blocks.{i}.attn.qkv', _gated('blocks.{i}.mlp')
+  qkv = 'blocks.{i}.attn.qkv'
   rules = table(
     Rule(f'{qkv}.bias', bias, _unmasked(heads)) if masked else (),
     Rule(f'{qkv}.bias_mask', (), t.dropped._replace(load=_check_mask)),
     Rule('rope_embed.periods', (), t.dropped),
-    Rule(registers, 'registers'),
+    Rule('storage_tokens', 'registers'),
+    Rule('register_tokens', 'registers'),
     layers.norm('cls_norm', 'Transformer/cls_norm'),
-    {None: (), 'packed': gated[::-1], 'apart': gated}[mlp],
+    _gated('blocks.{i}.mlp'),
     vit.timm(heads),
   )
   return table(rules, respelled(rules, (r'^blocks\.', 'blocks.{c}.')))
 
 
 def _dino_rules(arrays: Arrays, facts: Facts) -> Table:
-  has = lambda end: any(name.endswith(end) for name in arrays)
-  return dino(
-    facts.fields['num_heads'],
-    masked=has('.bias_mask'),
-    registers='storage_tokens' if 'storage_tokens' in arrays else 'register_tokens',
-    mlp='packed' if has('.w12.weight') else 'apart' if has('.w1.weight') else None,
-  )
+  masked = any(name.endswith('.bias_mask') for name in arrays)
+  return dino(facts.fields['num_heads'], masked)
 
 
 def clip(heads: int) -> Table:
@@ -276,16 +269,13 @@ def _open_clip_images(cfg: dict) -> dict:
 # -- written --------------------------------------------------------------------------
 
 
-# Values of fields that DINO's code has, and CLIP's.
-_ONE = dict(classifier=('token',), posemb_where=('stem',), attention=('full',))
-_ONE |= dict(representation_size=(None,), stem_blocks=(None,), relpos=('none',))
-_ONE |= dict(block=('pre',), kv_heads=(None,), norm=('layer',), dense_bias=(True,))
-_ONE |= dict(layer_scale_where=('both',), projection=(None,), unit=(False,))
-
-
 def _config(fields, image_size, class_names) -> dict:
   """Returns our own config: the fields that these authors' files do not tell."""
-  one = _ONE | dict(posemb=('learn', 'none'), rope=('none', 'dinov3'))
+  one = dict(classifier=('token',), posemb_where=('stem',), attention=('full',))
+  one |= dict(representation_size=(None,), stem_blocks=(None,), relpos=('none',))
+  one |= dict(block=('pre',), kv_heads=(None,), norm=('layer',), dense_bias=(True,))
+  one |= dict(layer_scale_where=('both',), projection=(None,), unit=(False,))
+  one |= dict(posemb=('learn', 'none'), rope=('none', 'dinov3'))
   one |= dict(extra_norms=((), ('tokens',)))
   if fields['rope'] != 'dinov3':
     one |= dict(qkv_bias=('qkv', 'none'), final_norm=('tokens',))
@@ -304,10 +294,9 @@ def _config(fields, image_size, class_names) -> dict:
 
 def _open_clip_config(fields, image_size, class_names) -> dict:
   """Returns the image tower's part of an open_clip_config.json."""
-  one = _ONE | dict(posemb=('learn',), extra_norms=(('tokens',),), patch_bias=(False,))
-  one |= dict(head_bias=(False,), final_norm=('tokens',), qkv_bias=('qkv',))
-  one |= dict(act=('quick_gelu', 'gelu_erf'), rope=('none',), registers=(0,))
-  configs.need(fields, 'open_clip', **one, posemb_tokens=('prefix', 'cls'))
+  one = dict(extra_norms=(('tokens',),), patch_bias=(False,), head_bias=(False,))
+  one |= dict(act=('quick_gelu', 'gelu_erf'), posemb_tokens=('prefix', 'cls'))
+  configs.need(fields, 'open_clip', **one)
   width = fields['width']
   vision = {
     'image_size': configs.one(image_size),
@@ -319,35 +308,27 @@ def _open_clip_config(fields, image_size, class_names) -> dict:
     'norm_kwargs': {'eps': fields['norm_eps']},
     'ls_init_value': fields['layer_scale'],
   }
-  quick = fields['act'] == 'quick_gelu'
-  model = {
-    'embed_dim': fields['num_classes'],
-    'quick_gelu': quick,
-    'vision_cfg': vision,
-  }
+  model = {'embed_dim': fields['num_classes'], 'vision_cfg': vision}
+  model['quick_gelu'] = fields['act'] == 'quick_gelu'
   return {'open_clip': {'model_cfg': model}}
 
 
 def _write_rules(flat: Arrays, fields: Fields) -> Table:
-  heads = fields['num_heads']
+  heads, third = fields['num_heads'], fields['rope'] == 'dinov3'
   if 'tokens' in fields['extra_norms']:
     return below(clip(heads), 'visual.')
-  third = fields['rope'] == 'dinov3'
-  apart = 'apart' if third else 'packed'
-  return dino(
-    heads,
-    masked=third and fields['qkv_bias'] == 'qv',
-    registers='storage_tokens' if third else 'register_tokens',
-    mlp=apart if fields['mlp'] == 'swiglu' else None,
-  )
+  absent = r'register_tokens|\.w12\.' if third else r'storage_tokens|\.w[12]\.'
+  absent += r'|\.fc\d\.' if fields['mlp'] == 'swiglu' else r'|\.w\d+\.'
+  rules = dino(heads, third and fields['qkv_bias'] == 'qv')
+  return tuple(rule for rule in rules if not re.search(absent, rule.theirs))
 
 
 def _buffers(flat: Arrays, fields: Fields) -> Arrays:
   """Returns DINO's mask token, and of DINOv3 the periods and the masks of biases."""
   if 'tokens' in fields['extra_norms']:
     return {}
-  width, arrays = fields['width'], {}
-  arrays['mask_token'] = np.zeros((1, width), np.float32)
+  width = fields['width']
+  arrays = {'mask_token': np.zeros((1, width), np.float32)}
   if fields['rope'] == 'dinov3':
     periods = fields['rope_base'] or _periods(width // fields['num_heads'] // 4)
     arrays['rope_embed.periods'] = np.float32(periods).reshape(-1)
