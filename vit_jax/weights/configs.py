@@ -47,19 +47,25 @@ class Facts(NamedTuple):
 Reader = Callable[[dict, str], Facts]
 
 
+def ours(config: dict, defaults: dict) -> Facts:
+  """Returns the facts of our own config, over the fields of files without one."""
+  own = section(config, 'vit_jax')
+  fields, names = section(own, 'fields'), own.get('class_names')
+  fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+  names = imagenet.class_names(names) if isinstance(names, str) else names
+  size = pair(own.get('image_size'))
+  return Facts(defaults | fields, size, texts(names), own.get('pp'), config=config)
+
+
 def google(**defaults) -> Reader:
   """Reads our own config over fields that Google's files, which have none, share."""
 
   def read(config, source):
-    ours = section(config, 'vit_jax')
-    fields = section(ours, 'fields')
+    fields = section(section(config, 'vit_jax'), 'fields')
     plain = str | bool | float | list | tuple
     if odd := [k for k, v in fields.items() if not isinstance(v, plain)]:
       raise ValueError(f'field {odd[0]}={fields[odd[0]]!r} follows from the arrays')
-    names = ours.get('class_names')
-    names = imagenet.class_names(names) if isinstance(names, str) else names
-    size = pair(ours.get('image_size'))
-    return Facts(defaults | fields, size, texts(names), ours.get('pp'), config=config)
+    return ours(config, defaults)
 
   return read
 

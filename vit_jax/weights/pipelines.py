@@ -24,14 +24,15 @@ _HOW = {'method', 'antialias', 'rounding'}  # arguments of ops that resize
 _STEPS = ('convert_rgb', 'resize', 'rescale', 'normalize')
 # ImageNet's pixels: the defaults of timm.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Keys that transformers' processors have where a file leaves them out; others have ViT's.
 _CLIP = {
   'size': 224,
   'do_center_crop': True,
   'crop_size': 224,
   'resample': 3,
-  'image_mean': (0.48145466, 0.4578275, 0.40821073),
-  'image_std': (0.26862954, 0.26130258, 0.27577711),
+  'image_mean': CLIP[0],
+  'image_std': CLIP[1],
 }
 _PROCESSORS = {
   'Bit': _CLIP,
@@ -64,9 +65,8 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   """Returns the evaluation transform of a preprocessor_config.json of transformers."""
   if not processor:
     return None
-  name = processor.get('image_processor_type') or processor.get(
-    'feature_extractor_type'
-  )
+  older = processor.get('feature_extractor_type')
+  name = processor.get('image_processor_type') or older
   name = re.sub('(ImageProcessor|FeatureExtractor).*', '', str(name))
   processor = _PROCESSORS.get(name, {}) | processor
   if name in ('Bit', 'CLIP') and type(processor['size']) is int:
@@ -86,10 +86,8 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
     if _side(side) < 384:
       shortest, crop = int(side / ratio), side
   if processor.get('do_resize', True):
-    if shortest:
-      steps.append(f'resize_small({_side(shortest)}, {how})')
-    else:
-      steps.append(f'resize({_sides(size)}, {how})')
+    small = f'resize_small({_side(shortest)}' if shortest else f'resize({_sides(size)}'
+    steps.append(f'{small}, {how})')
   if crop:
     steps.append(f'central_crop({_sides(crop)})')
   mean = processor.get('image_mean', (0.5,) * 3)
@@ -139,9 +137,8 @@ def of_source(source: Source, size: tuple[int, int], plain: bool = False) -> str
   rounding. A detector of square images has a canvas.
   """
   now = described(source.pp) if source.pp else None
-  if (
-    source.pp and not plain and (now.size if now else source.image_size or size) == size
-  ):
+  own_size = now.size if now else source.image_size or size
+  if source.pp and not plain and own_size == size:
     return source.pp
   ops = registry.parse(stated(source) or '')
   crop = size[0] if size[0] == size[1] else size
@@ -247,9 +244,7 @@ def normalisation(pp: str) -> tuple[list[float], list[float]] | None:
   """Returns (mean, std) of pixels in [0, 1], 3 numbers each; None if it is not that."""
   ops = [op for op in registry.parse(pp) if op.name == 'value_range']
   levels = ops[0].arguments if len(ops) == 1 else {'clip': None}
-  if any(
-    levels.get(k) != v for k, v in {'in_lo': 0, 'in_hi': 255, 'clip': False}.items()
-  ):
+  if [levels.get(k) for k in ('in_lo', 'in_hi', 'clip')] != [0, 255, False]:
     return None
   low, high = (np.broadcast_to(np.float64(levels[k]), 3) for k in ('lo', 'hi'))
   mean, std = (x.round(7).tolist() for x in (-low / (high - low), 1 / (high - low)))

@@ -118,27 +118,16 @@ def _variations(flat: dict, heads: int, has) -> dict:
   `has` says whether the first block has a parameter, given the template of its name.
   """
   query, key, _ = (has(f'{ATTENTION}/{name}/bias') for name in layers.QKV)
-  norms = {
-    'patches': 'embedding_norm/scale' in flat,
-    'tokens': 'Transformer/pre_norm/scale' in flat,
-    'qk': has(f'{ATTENTION}/query_norm/scale'),
-    'attention': has(f'{ATTENTION}/norm/scale'),
-    'mlp': has(f'{MLP}/norm/scale'),
-  }
-  final = 'Transformer/encoder_norm/scale' in flat
-  final_norms = {
-    'untied': 'Transformer/cls_norm/scale' in flat,
-    'pooled': 'pooled_norm/scale' in flat and not final,
-    'none': 'pooled_norm/scale' not in flat and not final,
-  }
-  scale = has(f'{BLOCK}/LayerScale_0/gamma')
-  second = has(f'{BLOCK}/LayerNorm_1/scale')
+  final = '' if has('Transformer/encoder_norm/scale') else 'none'
+  final = 'pooled' if final and has('pooled_norm/scale') else final
+  scale, second = (
+    has(f'{BLOCK}/{x}') for x in ('LayerScale_0/gamma', 'LayerNorm_1/scale')
+  )
   only_first = scale and second and not has(f'{BLOCK}/LayerScale_1/gamma')
-  keys = [
-    flat[f'{ATTENTION.format(i=i)}/key/kernel'].shape[1]
-    for i in range(len(flat))
-    if f'{ATTENTION.format(i=i)}/key/kernel' in flat
-  ]
+  kernels = (flat.get(f'{ATTENTION.format(i=i)}/key/kernel') for i in range(len(flat)))
+  keys = tuple(kernel.shape[1] for kernel in kernels if kernel is not None)
+  relpos = 'layer' if has(f'{BLOCK}/relpos/table') else ''
+  branches = has(f'{BLOCK}/MlpBlock_1/Dense_0/kernel')
   fields = {
     'cls_token': f'{MAP}/probe' in flat and 'cls' in flat,
     'registers': flat['registers'].shape[1] if 'registers' in flat else 0,
@@ -146,20 +135,15 @@ def _variations(flat: dict, heads: int, has) -> dict:
     'layer_scale_where': 'attention' if only_first else '',
     'qkv_bias': ('' if key else 'qv') if query else 'none',
     'norm': '' if has(f'{BLOCK}/LayerNorm_0/bias') else 'rms',
-    'extra_norms': tuple(name for name, there in norms.items() if there),
+    'extra_norms': tuple(k for k, norm in _EXTRA_NORMS.items() if has(f'{norm}/scale')),
     'mlp': 'swiglu' if has(f'{MLP}/gate/kernel') else '',
     'rope': 'mixed' if has(f'{BLOCK}/rope/frequencies') else '',
-    'relpos': 'layer' if has(f'{BLOCK}/relpos/table') else '',
-    'block': '' if second else 'parallel',
-    'kv_heads': tuple(keys) if {*keys} - {heads} else (),
-    'final_norm': next((name for name, there in final_norms.items() if there), ''),
+    'relpos': 'shared' if 'Transformer/relpos/table' in flat else relpos,
+    'block': 'branches' if branches else '' if second else 'parallel',
+    'kv_heads': keys if {*keys} - {heads} else (),
+    'final_norm': 'untied' if has('Transformer/cls_norm/scale') else final,
+    'classifier': 'distilled' if 'head_dist/kernel' in flat else '',
   }
-  if 'Transformer/relpos/table' in flat:
-    fields['relpos'] = 'shared'
-  if has(f'{BLOCK}/MlpBlock_1/Dense_0/kernel'):
-    fields['block'] = 'branches'
-  if 'head_dist/kernel' in flat:
-    fields['classifier'] = 'distilled'
   biases = {
     'dense_bias': has(f'{ATTENTION}/out/bias'),
     'patch_bias': 'embedding/bias' in flat,
@@ -167,6 +151,15 @@ def _variations(flat: dict, heads: int, has) -> dict:
   }
   fields = {key: value for key, value in fields.items() if value}
   return fields | {key: False for key, there in biases.items() if not there}
+
+
+_EXTRA_NORMS = {
+  'patches': 'embedding_norm',
+  'tokens': 'Transformer/pre_norm',
+  'qk': f'{ATTENTION}/query_norm',
+  'attention': f'{ATTENTION}/norm',
+  'mlp': f'{MLP}/norm',
+}
 
 
 def columns(flat: dict, kernel: str) -> int | None:
@@ -186,8 +179,8 @@ def _positions(flat) -> dict:
 
 def resnet_blocks(flat) -> tuple[int, ...]:
   """Returns the number of units of each block of a ResNet."""
-  units = {m[0] for name in flat if (m := re.match(r'block\d+/unit\d+/', name))}
-  numbers = [int(unit.split('/')[0][len('block') :]) for unit in units]
+  units = {m.groups() for x in flat if (m := re.match(r'block(\d+)/unit(\d+)/', x))}
+  numbers = [int(block) for block, _ in units]
   return tuple(numbers.count(i + 1) for i in range(max(numbers, default=0)))
 
 
@@ -195,15 +188,10 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the position embeddings; None unless they are square."""
   if POSITIONS not in flat:
     return None
-  rows = flat[POSITIONS].shape[1] - position_rows(fields)
+  before = {'prefix': vit.prefix(fields), 'cls': 1, 'patches': 0}
+  rows = flat[POSITIONS].shape[1] - before[fields.get('posemb_tokens', 'prefix')]
   side = math.isqrt(rows)
   return (side, side) if side * side == rows else None
-
-
-def position_rows(fields: dict) -> int:
-  """Returns how many tokens before the patches have a position."""
-  tokens = fields.get('posemb_tokens', 'prefix')
-  return {'prefix': vit.prefix(fields), 'cls': 1, 'patches': 0}[tokens]
 
 
 def infer_google(flat: dict) -> dict:
@@ -346,10 +334,8 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
       )
     ],
     Rule(f'{block}.mlp_bias', f'{MLP}/Dense_0/bias'),
-    [
-      layers.norm(f'{block}.{x[0]}_norm', f'{ATTENTION}/{x}_norm')
-      for x in ('query', 'key')
-    ],
+    layers.norm(f'{block}.q_norm', f'{ATTENTION}/query_norm'),
+    layers.norm(f'{block}.k_norm', f'{ATTENTION}/key_norm'),
     layers.out_of_heads(f'{block}.attn_out_proj', f'{ATTENTION}/out', heads),
     layers.dense(f'{block}.mlp_out_proj', f'{MLP}/Dense_1'),
     Rule(f'{block}.ls.gamma', f'{BLOCK}/LayerScale_0/gamma'),
@@ -407,21 +393,18 @@ _HYBRIDS = {
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  name, pool, args = _timm_hybrid(fields) or _timm_vit(fields)
+  if fields['stem_blocks'] is not None:
+    name, pool, args = _timm_hybrid(fields)
+  else:
+    name, _, args, options = timm_options.architecture(fields)
+    # Without it timm would classify the other tokens, too.
+    configs.need(fields, 'timm', classifier=('token', 'gap', 'map', 'distilled'))
+    pool = options['global_pool']
   size = {'img_size': configs.one(image_size)}
   return configs.timm_config(name, pool, size | args, fields, image_size, class_names)
 
 
-def _timm_vit(fields) -> tuple[str, str, dict]:
-  model = timm_options.architecture(fields)
-  # Without it timm would classify the other tokens, too.
-  configs.need(fields, 'timm', classifier=('token', 'gap', 'map', 'distilled'))
-  return model.name, model.options['global_pool'], model.args
-
-
-def _timm_hybrid(fields) -> tuple[str, str, dict] | None:
-  if fields['stem_blocks'] is None:
-    return None
+def _timm_hybrid(fields) -> tuple[str, str, dict]:
   one = dict(posemb=('learn', 'none'), classifier=('token', 'gap', 'map'))
   configs.need(fields, 'timm', **one, layer_scale=(None,))
   architecture = _HYBRIDS.get(tuple(fields['stem_blocks']))

@@ -323,19 +323,18 @@ def _plain(fields: dict) -> dict:
 
 def _class_of(fields: dict) -> tuple[str, str, dict]:
   """Returns (model_type, end of the class, its config) that express all fields."""
-  best, ours = None, _plain(fields)
+  fits, ours = [], _plain(fields)
   for name, kind in KINDS.items():
     args = _to_config(kind, fields)
     known = _USUAL | _to_fields(kind, args)
     for suffix, head in kind.heads:
       theirs = _plain(known | {'num_classes': fields['num_classes']} | head)
-      differ = [k for k in ours if k not in TRAINING - {'layer_scale'}]
-      differ = [k for k in differ if ours[k] != theirs.get(k)]
+      told = ours.keys() - (TRAINING - {'layer_scale'})
+      differ = [k for k in ours if k in told and ours[k] != theirs.get(k)]
       if 'num_classes' not in head and fields['num_classes'] is None:
         differ.append('num_classes')
-      if best is None or len(differ) < len(best[0]):
-        best = differ, name, suffix, args, theirs
-  differ, name, suffix, args, theirs = best
+      fits.append((differ, name, suffix, args, theirs))
+  differ, name, suffix, args, theirs = min(fits, key=lambda fit: len(fit[0]))
   if differ:
     key = differ[0]
     raise ValueError(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.weights import configs, layers
+from vit_jax.weights import configs, layers, pipelines
 from vit_jax.weights import transforms as t
 from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.families import vit
@@ -24,10 +24,7 @@ from vit_jax.weights.rename import Arrays, Rule, Table, below, respelled, table
 
 # -- what published names tell ----------------------------------------------------------
 
-_CLIP_LEVELS = {
-  'mean': (0.48145466, 0.4578275, 0.40821073),
-  'std': (0.26862954, 0.26130258, 0.27577711),
-}
+_CLIP_LEVELS = dict(zip(('mean', 'std'), pipelines.CLIP, strict=True))
 _HALF_LEVELS = {'mean': (0.5,) * 3, 'std': (0.5,) * 3}
 # Images in evaluation, in timm's words, with ImageNet's levels unless others are named:
 # DINOv2, MAE and DeiT crop, CLIP crops nothing but a square, DINOv3 and PE squash.
@@ -57,14 +54,10 @@ def _facts(images: dict, image_size=None, **usual) -> Reader:
   """
 
   def read(config, source):
-    ours = configs.section(config, 'vit_jax')
-    own = configs.section(ours, 'fields')
-    own = {k: tuple(v) if isinstance(v, list) else v for k, v in own.items()}
-    size = configs.pair(ours.get('image_size'))
-    names = configs.texts(ours.get('class_names'))
     fields, special = published(Path(source).name)
-    facts = Facts(usual | fields | own, size or image_size, names, ours.get('pp'))
-    return facts._replace(config=config, images=images | special)
+    facts = configs.ours(config, usual | fields)
+    size = facts.image_size or image_size
+    return facts._replace(image_size=size, images=images | special)
 
   return read
 
