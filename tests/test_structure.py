@@ -28,12 +28,12 @@ MODULES = sorted(
 # to raise one, lower another in the same commit. A room of a ring holds all that the ring
 # has for it.
 BUDGET = {
-  'models': (2_900, 2_000),
+  'models': (2_880, 2_000),
   'nn': (1_680, 1_450),
   'kernels': (1_320, 1_300),
   ('optim', 'tasks', 'tune'): (1_800, 1_900),
   'data': (5_560, 5_000),
-  'weights': (6_320, 3_900),
+  'weights': (6_180, 3_900),
   'text': (240, 180),
   'evaluators': (1_720, 1_400),
   'checkpoint': (800, 800),
@@ -44,7 +44,7 @@ BUDGET = {
   'lab': (2_920, 2_900),
   'modules': (2_460, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
-TOTAL = (40_350, 32_000)
+TOTAL = (40_200, 32_000)
 ELSEWHERE = {'configs': (1_760, 1_700), 'tests': (30_200, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.

@@ -56,7 +56,7 @@ _BLOCKS = {
   'ParallelThingsBlock': 'branches',
 }
 # Options that concern training, or that arrays and images tell.
-_NO_MATTER = re.compile(
+NO_MATTER = (
   r'num_classes|img_size|in_chans|(\w+_)?drop(_\w+)?_rate|weight_init|fix_init'
   r'|head_init_scale|(dynamic|strict)_img_(size|pad)'
 )
@@ -92,11 +92,9 @@ def fields_of(row: dict) -> dict:
   if 'num_classes' in row:
     fields['num_classes'] = row['num_classes'] or None
   for key in sorted(row.keys() - get.read):
-    if _NO_MATTER.fullmatch(key):
-      continue
-    raise ValueError(
-      f'{key}={row[key]!r} of timm is not read: it may compute something else'
-    )
+    if not re.fullmatch(NO_MATTER, key):
+      value = f'{key}={row[key]!r}'
+      raise ValueError(f'{value} of timm is not read: it may compute something else')
   return fields
 
 

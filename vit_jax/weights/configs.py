@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import imagenet
+from vit_jax.models.timm import NO_MATTER
 from vit_jax.models.vit import has_cls
 from vit_jax.weights import pipelines
 
 # Arguments of timm's models that need not be read: the shapes of the arrays show them, or
 # they concern training or images of another size.
 _NEEDLESS = re.compile(
-  r'in_chans|num_classes|img_size|patch_size|embed_dim|depths?|dims|num_blocks|num_heads'
-  r'|mlp_ratio|layers|channels|stem_chs|stem_width|width_factor|class_token|pos_embed'
-  r'|fc_norm|init_values|ls_init_value|expand_attn|use_cls_token'
-  r'|(\w+_)?drop(_\w+)?_rate|weight_init|fix_init|head_init_scale|zero_init_last|nlhb'
-  r'|dynamic_img_(size|pad)|strict_img_size'
+  rf'{NO_MATTER}|patch_size|embed_dim|depths?|dims|num_blocks|num_heads|mlp_ratio|layers'
+  r'|channels|stem_chs|stem_width|width_factor|class_token|pos_embed|fc_norm|init_values'
+  r'|ls_init_value|expand_attn|use_cls_token|zero_init_last|nlhb'
 )
 
 # Names of activations -> ours.
@@ -166,6 +165,14 @@ def activation(name: str) -> str:
   if name not in _ACTS:
     raise ValueError(f'activation {name!r} is not read: one of {sorted(_ACTS)} is')
   return _ACTS[name]
+
+
+def open_clip_act(model: dict, tower: dict) -> str:
+  """Returns our name of the activation in a tower's part of a `model_cfg`."""
+  tanh = section(tower, 'act_kwargs').get('approximate') == 'tanh'
+  return (
+    'quick_gelu' if model.get('quick_gelu') else 'gelu_tanh' if tanh else 'gelu_erf'
+  )
 
 
 def timm_act(args: dict, name: str) -> dict:

@@ -85,6 +85,19 @@ def fused(theirs: str, ours: str, heads: int, names=QKV, dot: str = '.') -> Tabl
   return joined(theirs, ours, t.heads_kernel(heads), t.heads_bias(heads), dot)
 
 
+def attention_pool(theirs: str, ours: str, heads: int) -> Table:
+  """Attention pooling, as transformers names it."""
+  attention = f'{ours}/MultiHeadDotProductAttention_0'
+  return table(
+    Rule(f'{theirs}.probe', f'{ours}/probe'),
+    fused(f'{theirs}.attention.in_proj', attention, heads, dot='_'),
+    out_of_heads(f'{theirs}.attention.out_proj', f'{attention}/out', heads),
+    norm(f'{theirs}.layernorm', f'{ours}/LayerNorm_0'),
+    dense(f'{theirs}.mlp.fc1', f'{ours}/MlpBlock_0/Dense_0'),
+    dense(f'{theirs}.mlp.fc2', f'{ours}/MlpBlock_0/Dense_1'),
+  )
+
+
 def openai_block(theirs: str, ours: str, heads: int) -> Table:
   """A block of OpenAI's CLIP, of open_clip and the Perception Encoder."""
   attention, mlp = f'{ours}/MultiHeadDotProductAttention_0', f'{ours}/MlpBlock_0'

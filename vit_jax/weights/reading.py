@@ -5,6 +5,7 @@ zoo, or a URL (gs://, https://, hf:OWNER/NAME). RUN is the newest step of a run,
 the best by config.checkpoint.best, RUN@500 that of this number.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -15,19 +16,9 @@ from vit_jax.check import bind
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.models import hub
-from vit_jax.weights import (
-  adapt,
-  configs,
-  download,
-  formats,
-  pipelines,
-  readers,
-  runs,
-  tuned,
-  zoo,
-)
-from vit_jax.weights.adapt import fit
-from vit_jax.weights.configs import Facts
+from vit_jax.weights import download, formats, pipelines, readers, runs, tuned, zoo
+from vit_jax.weights.adapt import Method, fit
+from vit_jax.weights.configs import Facts, without_nulls
 from vit_jax.weights.families import text as families_text
 from vit_jax.weights.source import Source, errors_of
 
@@ -59,7 +50,7 @@ def from_section(
   variant: str | None = None,
   ema: bool = False,
   skip: list[str] = (),
-  resize: adapt.Method = 'origin',
+  resize: Method = 'origin',
 ) -> Source:
   """Returns the parameters that the config's section `weights` names.
 
@@ -115,7 +106,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     raise UserError(f'{error}{again}') from None
   if tuned.KEY in raw.config:
     raise UserError(f'{source} is tuned_only: load(WEIGHTS, tune={source!r}).')
-  config = configs.without_nulls(raw.config)
+  config = without_nulls(raw.config)
   with errors_of(source):
     text, arrays = families_text.split(raw.arrays, config, path)
     format, arrays, unused = formats.detect(arrays, config, source)
@@ -163,12 +154,12 @@ def _needed(format, arrays, facts: Facts, given: dict) -> dict:
 
 def _image_size(format, facts: Facts, flat, fields: dict, family):
   """Returns (H, W) in pixels that the parameters are for, None if nothing tells."""
+  stride = family.stride(fields)
   if facts.image_size:
-    check_size(facts.image_size, family.stride(fields))
+    check_size(facts.image_size, stride)
     return facts.image_size
-  if grid := format.grid(flat, fields):
-    return tuple(n * s for n, s in zip(grid, family.stride(fields), strict=True))
-  return None
+  grid = format.grid(flat, fields)
+  return grid and (grid[0] * stride[0], grid[1] * stride[1])
 
 
 def check_size(image_size: tuple[int, int], strides: tuple[int, int]) -> None:
@@ -206,25 +197,24 @@ def _check_is_no_model(source: str) -> None:
 
 def _check_architecture(facts: Facts) -> None:
   """Raises ValueError for a model of timm that is not known here by name."""
-  try:
-    models.resolve(_plain(facts.architecture or 'vit'))
-  except UserError:
+  if _resolved(facts.architecture or 'vit') is None:
     raise ValueError(
       f'{facts.architecture!r} is not known and may compute something else with the same '
       "parameters: if it does not, pass its size, variant='B/16', or act='gelu_erf'"
-    ) from None
+    )
 
 
 def _heads(facts: Facts, source: str) -> int:
   """Returns the number of attention heads, by the name of the model."""
-  for name in (facts.architecture, Path(source).name):
-    try:
-      _, fields = models.resolve(_plain(name or ''))
-    except UserError:
-      continue
-    if 'num_heads' in fields:
-      return fields['num_heads']
+  for name in (facts.architecture or '', Path(source).name):
+    if heads := (_resolved(name) or {}).get('num_heads'):
+      return heads
   raise ValueError("pass the number of attention heads, num_heads, or variant='B/16'")
+
+
+def _resolved(architecture: str) -> dict | None:
+  with contextlib.suppress(UserError):
+    return models.resolve(_plain(architecture))[1]
 
 
 def _plain(architecture: str) -> str:

@@ -14,7 +14,7 @@ from vit_jax.models import timm, vit
 from vit_jax.weights import configs
 from vit_jax.weights.formats import TRAINING
 
-_USUAL = {f.name: f.default for f in dataclasses.fields(vit.ViT)}
+USUAL = {f.name: f.default for f in dataclasses.fields(vit.ViT)}
 # Fields that no option tells: those of training alone, and what the file says elsewhere.
 _UNTOLD = TRAINING - {'layer_scale'} | {'num_classes', 'parent', 'name'}
 _POOLS = {'token': 'token', 'distilled': 'token', 'gap': 'avg', 'map': 'map'}
@@ -40,7 +40,7 @@ def architecture(fields: Mapping) -> Architecture:
   Raises:
     ValueError: timm has none. It names a field that the nearest model has otherwise.
   """
-  target = _comparable({key: fields[key] for key in _USUAL if key in fields})
+  target = _comparable({key: fields[key] for key in USUAL if key in fields})
   rows = [(n, row, _other(target, row)) for n, row in timm.architectures().items()]
   # Among equals a plain ViT's name, and a short one; timm's own tests come last.
   rows.sort(key=lambda x: (not x[0].startswith('vit_'), len(x[0])))
@@ -67,13 +67,13 @@ def architecture(fields: Mapping) -> Architecture:
 
 def plain(fields: dict) -> dict[str, Any]:
   """Returns the options of class 'vit' for these fields."""
-  settings = _settings(_comparable(_USUAL | fields), 'vit', {})
+  settings = _settings(_comparable(USUAL | fields), 'vit', {})
   return {k: v for key in (*fields, 'cls_token') for k, v in settings[key].items()}
 
 
 def _other(target: dict, row: dict) -> dict:
   """Returns the fields of timm's model by these options that differ from the target's."""
-  fields = _comparable(_USUAL | timm.fields_of(row))
+  fields = _comparable(USUAL | timm.fields_of(row))
   return {key: fields[key] for key, value in target.items() if value != fields[key]}
 
 

@@ -79,8 +79,7 @@ def read(beside: Beside, image: dict[str, Any]) -> Text:
 
 
 def _hf_rules(heads: int) -> Table:
-  model = 'text_model'
-  layer = f'{model}.encoder.layers.{{i}}'
+  model, layer = 'text_model', 'text_model.encoder.layers.{i}'
   return table(
     Rule(f'{model}.embeddings.token_embedding.weight', 'embedding/embedding'),
     Rule(f'{model}.embeddings.position_embedding.weight', 'pos_embedding'),
@@ -123,9 +122,8 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
 
 def _siglip_tokens(vocab: int, clean: str) -> dict:
   """Returns how texts become tokens: SigLIP 2 has the 256,000 tokens of Gemma."""
-  if vocab == 256_000:
-    return {'clean': 'siglip2', 'pad': 0}
-  return {'clean': clean, 'pad': None}
+  gemma = vocab == 256_000
+  return {'clean': 'siglip2', 'pad': 0} if gemma else {'clean': clean, 'pad': None}
 
 
 # -- OpenAI, open_clip, Perception Encoder ----------------------------------------------
@@ -160,15 +158,13 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   pool = own.get('pool_type', 'argmax')
   if pool not in ('argmax', 'eos', 'last'):
     raise ValueError(f'pool_type {pool!r} is not read')
-  tanh = section(own, 'act_kwargs').get('approximate') == 'tanh'
-  quick = model.get('quick_gelu') if model else image['act'] == 'quick_gelu'
-  act = 'quick_gelu' if quick else 'gelu_tanh' if tanh else 'gelu_erf'
+  model = model or {'quick_gelu': image['act'] == 'quick_gelu'}
   heads = own.get('heads', arrays['positional_embedding'].shape[1] // 64)
   fields = {
     'mask': 'none' if own.get('no_causal_mask') else 'causal',
     'pooling': 'last' if pool == 'last' else 'eot',
     'eos': own.get('eos_id', 2) if pool == 'eos' else None,
-    'act': act,
+    'act': configs.open_clip_act(model, own),
     'norm_eps': section(own, 'norm_kwargs').get('eps', 1e-5),
     'num_heads': heads,
   }

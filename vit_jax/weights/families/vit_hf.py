@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import models
-from vit_jax.weights import configs, layers
+from vit_jax.weights import configs, layers, timm_options
 from vit_jax.weights import transforms as t
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import vit
@@ -139,7 +138,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
   is_table = names['positions'].endswith('.weight')
   vector, rows = (t.vector, t.rows) if is_table else (t.same, t.same)
   patches = t.patches(fields['patch_size']) if flat else t.conv
-  bias, pool = 'relative_position_bias', f'{MAP}/MultiHeadDotProductAttention_0'
+  bias = 'relative_position_bias'
   mlp, packed = names['mlp'], ()
   if fields.get('mlp') == 'swiglu' and 'gate' not in kind.names:  # DINOv2
     mlp = ('-', 'mlp.weights_out')
@@ -160,7 +159,6 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
         layers.norm(inside(names['norms'][i]), f'{BLOCK}/LayerNorm_{i}'),
         layers.dense(inside(mlp[i]), f'{MLP}/Dense_{i}'),
         Rule(inside(names['scales'][i]), f'{BLOCK}/LayerScale_{i}/gamma'),
-        layers.dense(top(f'head.mlp.fc{i + 1}'), f'{MAP}/MlpBlock_0/Dense_{i}'),
       )
       for i in (0, 1)
     ],
@@ -175,10 +173,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     layers.norm(top(names['last']), 'Transformer/encoder_norm'),
     layers.norm(top('pooler.layernorm'), 'pooled_norm'),
     layers.dense(top('pooler.dense'), 'pre_logits'),
-    Rule(top('head.probe'), f'{MAP}/probe'),
-    layers.fused(top('head.attention.in_proj'), pool, heads, dot='_'),
-    layers.out_of_heads(top('head.attention.out_proj'), f'{pool}/out', heads),
-    layers.norm(top('head.layernorm'), f'{MAP}/LayerNorm_0'),
+    layers.attention_pool(top('head'), MAP, heads),
     [layers.dense(end, 'head') for end in ends],
     layers.dense('distillation_classifier', 'head_dist'),
   )
@@ -274,7 +269,6 @@ def _read_rules(arrays: Arrays, facts: Facts) -> Table:
   return _rules(KINDS[name], facts.fields, flat=name == _NAFLEX)
 
 
-_USUAL = {k: p.default for k, p in models.signature('vit').parameters.items()}
 # Fields that arrays show.
 _SHOWN = ('patch_size', 'width', 'depth', 'mlp_dim', 'registers', 'qkv_bias', 'mlp')
 _SHOWN += ('dense_bias', 'patch_bias', 'norm', 'extra_norms', 'posemb', 'relpos')
@@ -289,7 +283,7 @@ def _head(flat: Arrays, fields: dict, facts: Facts) -> dict:
   """
   if not facts.config:
     return {}
-  shown = _USUAL | vit.infer(flat)
+  shown = timm_options.USUAL | vit.infer(flat)
   stated = facts.fields | {'layer_scale': facts.fields.get('layer_scale') is not None}
   shown['layer_scale'] = shown['layer_scale'] is not None
   for key in (*_SHOWN, 'layer_scale'):
@@ -326,7 +320,7 @@ def _class_of(fields: dict) -> tuple[str, str, dict]:
   fits, ours = [], _plain(fields)
   for name, kind in KINDS.items():
     args = _to_config(kind, fields)
-    known = _USUAL | _to_fields(kind, args)
+    known = timm_options.USUAL | _to_fields(kind, args)
     for suffix, head in kind.heads:
       theirs = _plain(known | {'num_classes': fields['num_classes']} | head)
       told = ours.keys() - (TRAINING - {'layer_scale'})

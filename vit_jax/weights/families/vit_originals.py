@@ -133,16 +133,9 @@ def clip(heads: int) -> Table:
 
 def perception(heads: int, map_heads: int) -> Table:
   """The Perception Encoder: CLIP's names, and attention pooling."""
-  pool, attention = 'attn_pool', f'{MAP}/MultiHeadDotProductAttention_0'
-  return table(
-    clip(heads),
-    Rule(f'{pool}.probe', f'{MAP}/probe'),
-    layers.fused(f'{pool}.attn.in_proj', attention, map_heads, dot='_'),
-    layers.out_of_heads(f'{pool}.attn.out_proj', f'{attention}/out', map_heads),
-    layers.norm(f'{pool}.layernorm', f'{MAP}/LayerNorm_0'),
-    layers.dense(f'{pool}.mlp.c_fc', f'{MAP}/MlpBlock_0/Dense_0'),
-    layers.dense(f'{pool}.mlp.c_proj', f'{MAP}/MlpBlock_0/Dense_1'),
-  )
+  pool = layers.attention_pool('attn_pool', MAP, map_heads)
+  names = (r'attention', 'attn'), (r'fc1', 'c_fc'), (r'fc2', 'c_proj')
+  return table(clip(heads), respelled(pool, *names), pool)
 
 
 def eva(heads: int) -> Table:
@@ -238,10 +231,8 @@ def _open_clip(config: dict, source: str) -> Facts:
     raise ValueError(
       f'vision_cfg.{min(odd)} is not read: it may compute something else'
     )
-  tanh = configs.section(vision, 'act_kwargs').get('approximate') == 'tanh'
-  act = 'quick_gelu' if model.get('quick_gelu') else 'gelu_tanh' if tanh else 'gelu_erf'
   fields = {
-    'act': act,
+    'act': configs.open_clip_act(model, vision),
     'norm_eps': configs.section(vision, 'norm_kwargs').get('eps', 1e-5),
     'num_heads': vision['width'] // vision.get('head_width', 64),
   }
