@@ -39,8 +39,8 @@ BUDGET = {
   'checkpoint': (800, 800),
   'train': (2_700, 2_000),
   'explain': (980, 900),
-  'tools': (5_000, 3_800),
-  'detection': (4_120, 3_300),
+  'tools': (4_980, 3_800),
+  'detection': (4_100, 3_300),
   'lab': (2_920, 2_900),
   'modules': (2_460, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }

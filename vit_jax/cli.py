@@ -114,6 +114,13 @@ class Fields(argparse.Action):
     setattr(namespace, self.dest, fields)
 
 
+def refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+  """Raises UserError, '--NAME why.', for an option that was given a value."""
+  for name in names:
+    if getattr(args, name) not in (None, {}):
+      raise UserError(f'--{name} {why}.')
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
   """Adds --json."""
   parser.add_argument(

@@ -44,7 +44,9 @@ def _evaluate(argv: list[str]) -> int:
     raise UserError('--probe and --zero_shot are two measures: give one.')
   if args.probe:
     return probe.run(args)
-  probe.check_unused(args)
+  cli.refuse(
+    args, ('train', 'val', 'set'), f'goes with --probe {"|".join(probe.PROBES)}'
+  )
   out = args.out and out_folder.check(args.out)
   own, section = evaluation(args)
   keys = ('labels', 'class_map', 'among')

@@ -40,7 +40,8 @@ def main(argv: list[str]) -> int:
   if other := OTHERS.get(models.family_of(loaded.model).outputs):
     return importlib.import_module(other).run(args, loaded, paths)
   models.check_outputs(loaded.model, 'classes', args.source)
-  importlib.import_module(OTHERS['boxes']).check_unused(args)
+  why = f'is for detectors, --draw also for segmenters; {args.source} gives classes'
+  cli.refuse(args, ('threshold', 'draw'), why)
   if loaded.model.num_classes is None:
     raise UserError(
       f'{args.source} has no head, so no classes: vit_jax embed writes features, and '

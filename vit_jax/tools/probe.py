@@ -18,13 +18,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   add('--set', action=cli.Fields, help="an option of a probe: 'k=[5,20]'")
 
 
-def check_unused(args) -> None:
-  """Raises UserError for options of a probe where there is none."""
-  unused = [f'--{name}' for name in ('train', 'val', 'set') if getattr(args, name)]
-  if unused:
-    raise UserError(f'{", ".join(unused)}: only with --probe {"|".join(PROBES)}.')
-
-
 def run(args) -> int:
   """Prints the probe's numbers of the features of SOURCE."""
   own, section = _section(args)
@@ -60,9 +53,8 @@ def run(args) -> int:
 def _section(args) -> tuple[str | None, dict]:
   """Returns (the run's name for its evaluation or None, a section of a config's evals)."""
   choose('--probe', args.probe, dict.fromkeys(PROBES))
-  for name in ('out', 'loss', 'labels', 'class_map', 'among'):
-    if getattr(args, name):
-      raise UserError(f'--{name} is of a classification by the head: not with --probe.')
+  names = ('out', 'loss', 'labels', 'class_map', 'among')
+  cli.refuse(args, names, 'is of a classification by the head: not with --probe')
   own, section = None, {'type': args.probe}
   if args.data and args.split:
     data = {'source': args.data, 'train': args.train or 'train', 'test': args.split}
@@ -70,8 +62,7 @@ def _section(args) -> tuple[str | None, dict]:
     data |= {key: value for key, value in more.items() if value}
     section['datasets'] = {args.data: data}
   else:
-    if args.split:
-      raise UserError("--split goes with --data, not with a run's own evaluation.")
+    cli.refuse(args, ['split'], "goes with --data, not with a run's own evaluation")
     _, evals = source.evaluations(args, (args.probe,))
     own, section = next(iter(evals.items()))
     unused = ('every', 'use_ema')  # when and of which parameters a run evaluates

@@ -67,9 +67,8 @@ def evaluations(args: argparse.Namespace, types: tuple[str, ...]) -> tuple[dict,
       f'--{lacks} is missing: {args.source} has no evaluation of type '
       f'{" or ".join(types)}. Pass --data and --split, or a run that has one.'
     )
-  for name in ('train', 'val', 'classes'):
-    if getattr(args, name):
-      raise UserError(f"--{name} goes with --data, not with a run's own evaluation.")
+  why = "goes with --data, not with a run's own evaluation"
+  cli.refuse(args, ('train', 'val', 'classes'), why)
   return config, own
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vit_jax.errors import UserError
+from vit_jax import cli
 from vit_jax.tools import evaluate, out_folder
 
 FILES = ('summary.json', 'per_class.csv', 'detections.json', 'predictions.npz')
@@ -18,12 +18,10 @@ def run(args, loaded, own: str | None, section: dict) -> int:
   from vit_jax.detection.tasks import detect
   from vit_jax.evaluators.base import Metric
 
-  for name in ('loss', 'labels', 'class_map', 'among'):
-    if getattr(args, name):
-      raise UserError(
-        f'--{name} is for classes of images; {args.source} is a detector, whose boxes are '
-        'compared by the names of their classes.'
-      )
+  why = (
+    f'is for classes of images; {args.source} is a detector: names match its classes'
+  )
+  cli.refuse(args, ('loss', 'labels', 'class_map', 'among'), why)
 
   def predict(variables, batch):
     outputs, _ = loaded.model.apply(variables, **detect.arguments(batch))

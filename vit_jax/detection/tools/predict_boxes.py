@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax import terminal
+from vit_jax import cli, terminal
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder, predict
 
@@ -22,16 +22,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   add('--draw', metavar='DIR', help=draw)
 
 
-def check_unused(args) -> None:
-  """Raises UserError for options of a detector where the model gives classes."""
-  for name in ('threshold', 'draw'):
-    if getattr(args, name) is not None:
-      raise UserError(
-        f'--{name} is for detectors, --draw also for segmenters; {args.source} gives '
-        'classes of images.'
-      )
-
-
 def folder_of(args, paths: list[str]) -> Path | None:
   """Returns the folder `--draw`; UserError for one with images to read."""
   out = args.draw and out_folder.check(args.draw, '--draw')
@@ -44,11 +34,8 @@ def run(args, loaded, paths: list[str]) -> int:
   """Prints the boxes of every image, and draws them into `--draw`."""
   from vit_jax.detection import inference
 
-  if args.top is not None:
-    raise UserError(
-      f'--top is for classes of images; {args.source} is a detector: --threshold '
-      'chooses among its boxes.'
-    )
+  why = f'is for classes; {args.source} is a detector: --threshold chooses its boxes'
+  cli.refuse(args, ['top'], why)
   out = folder_of(args, paths)
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
   options = dict(batch_size=args.batch or 1, pp=args.pp)
@@ -89,17 +76,14 @@ def _corners(row: dict) -> tuple[float, ...]:
 
 
 def _lines(image: dict, least: float) -> list[str]:
-  lines = [f'{image["path"]} ({image["width"]} x {image["height"]} pixels)']
-  objects = image['detections']
+  lines, objects = [], image['detections']
   longest = max((len(x['category']) for x in objects), default=0)
   for x in objects:
     numbers = ' '.join(f'{n:7.1f}' for n in _corners(x))
     lines.append(f'{100 * x["score"]:5.1f} %  {x["category"]:{longest}} {numbers}')
-  if not objects:
-    lines.append(f'no box scores more than {least:g}')
-  if 'drawing' in image:
-    lines.append(f'drawing: {image["drawing"]}')
-  return lines
+  lines = lines or [f'no box scores more than {least:g}']
+  lines += [f'drawing: {image["drawing"]}'] if 'drawing' in image else []
+  return [f'{image["path"]} ({image["width"]} x {image["height"]} pixels)', *lines]
 
 
 def _draw(image: dict) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax import terminal
+from vit_jax import cli, terminal
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder, predict
 
@@ -24,9 +24,8 @@ def run(args, loaded, paths: list[str]) -> int:
   from vit_jax.detection import drawing
   from vit_jax.detection.tools import predict_boxes
 
-  for name in ('top', 'threshold', 'labels'):
-    if getattr(args, name) is not None:
-      raise UserError(f'--{name}: {args.source} gives a class for every pixel.')
+  why = f'has no use: {args.source} gives a class for every pixel'
+  cli.refuse(args, ('top', 'threshold', 'labels'), why)
   K, names = loaded.model.num_classes, loaded.class_names
   if K is None or K > 256:
     raise UserError(f'{args.source}: masks of 8 bits hold 256 classes, not {K}.')
