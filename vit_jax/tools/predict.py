@@ -23,11 +23,8 @@ from vit_jax.errors import UserError, printable
 from vit_jax.tools import source, zero_shot
 
 _TOP, _BATCH = 5, 32
-# Outputs of a model other than classes -> the module that predicts them.
-OTHERS = {
-  'boxes': 'vit_jax.detection.tools.predict_boxes',
-  'pixels': 'vit_jax.detection.tools.predict_segments',
-}
+# The module with a function for each kind of outputs in OTHERS.
+_DETECTION, OTHERS = 'vit_jax.detection.tools.predict', ('boxes', 'pixels')
 
 
 def main(argv: list[str]) -> int:
@@ -37,8 +34,9 @@ def main(argv: list[str]) -> int:
   from vit_jax import inference, models
 
   loaded = zero_shot.classifier(args, source.load(args))
-  if other := OTHERS.get(models.family_of(loaded.model).outputs):
-    return importlib.import_module(other).run(args, loaded, paths)
+  if (outputs := models.family_of(loaded.model).outputs) in OTHERS:
+    predict = getattr(importlib.import_module(_DETECTION), outputs)
+    return predict(args, loaded, paths)
   models.check_outputs(loaded.model, 'classes', args.source)
   why = f'is for detectors, --draw also for segmenters; {args.source} gives classes'
   cli.refuse(args, ('threshold', 'draw'), why)
@@ -137,7 +135,7 @@ def _parser() -> cli.Parser:
   add('--pp', help='preprocessing in place of that of the weights')
   batch = f'images per step; default: {_BATCH}, for a detector 1'
   add('--batch', type=cli.positive, help=batch)
-  importlib.import_module(OTHERS['boxes']).add_options(parser)
+  importlib.import_module(_DETECTION).add_options(parser)
   cli.add_json_option(parser)
   return parser
 

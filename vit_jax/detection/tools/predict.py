@@ -1,4 +1,4 @@
-"""`vit_jax predict` of a detector: boxes per image, as text, JSON or drawn."""
+"""`vit_jax predict` of a detector: boxes as text, JSON or drawn; of a segmenter: masks."""
 
 import argparse
 from pathlib import Path
@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   add('--draw', metavar='DIR', help=draw)
 
 
-def folder_of(args, paths: list[str]) -> Path | None:
+def _folder_of(args, paths: list[str]) -> Path | None:
   """Returns the folder `--draw`; UserError for one with images to read."""
   out = args.draw and out_folder.check(args.draw, '--draw')
   if out and out.resolve() in {Path(path).resolve().parent for path in paths}:
@@ -30,19 +30,19 @@ def folder_of(args, paths: list[str]) -> Path | None:
   return out
 
 
-def run(args, loaded, paths: list[str]) -> int:
+def boxes(args, loaded, paths: list[str]) -> int:
   """Prints the boxes of every image, and draws them into `--draw`."""
   from vit_jax.detection import inference
 
   why = f'is for classes; {args.source} is a detector: --threshold chooses its boxes'
   cli.refuse(args, ['top'], why)
-  out = folder_of(args, paths)
+  out = _folder_of(args, paths)
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
   options = dict(batch_size=args.batch or 1, pp=args.pp)
   detected = inference.detect_images(loaded, shown, **options)
   least = THRESHOLD if args.threshold is None else args.threshold
   names = loaded.class_names
-  images = [_image(path, i, detected, names, least) for i, path in enumerate(paths)]
+  images = [_boxes(path, i, detected, names, least) for i, path in enumerate(paths)]
   if out:
     out_folder.make(out, '--draw')
     for i, image in enumerate(images):
@@ -50,11 +50,11 @@ def run(args, loaded, paths: list[str]) -> int:
         image['drawing'] = str(out / f'{i:03d}_{Path(image["path"]).stem}.png')
         _draw(image)
   note = 'Boxes are x0 y0 x1 y1, in pixels of the image.\n'
-  lines = lambda image: _lines(image, least)
+  lines = lambda image: _lines_of_boxes(image, least)
   return predict.finish(args, loaded, images, lines, note, threshold=least)
 
 
-def _image(path: str, i: int, detected, names: list[str] | None, least: float) -> dict:
+def _boxes(path: str, i: int, detected, names: list[str] | None, least: float) -> dict:
   """Returns the boxes of image i above the threshold, the most probable first."""
   if detected.errors[i]:
     return {'path': path, 'error': detected.errors[i]}
@@ -75,7 +75,7 @@ def _corners(row: dict) -> tuple[float, ...]:
   return left, top, left + width, top + height
 
 
-def _lines(image: dict, least: float) -> list[str]:
+def _lines_of_boxes(image: dict, least: float) -> list[str]:
   lines, objects = [], image['detections']
   longest = max((len(x['category']) for x in objects), default=0)
   for x in objects:
@@ -93,6 +93,66 @@ def _draw(image: dict) -> None:
   objects, pixels = image['detections'], single_image.pixels(image['path'])
   labels = [f'{x["category"]} {x["score"]:.0%}' for x in objects]
   numbers = [x['category_id'] for x in objects]
-  drawing.draw(pixels, [*map(_corners, objects)], labels, numbers).save(
-    image['drawing']
-  )
+  drawn = drawing.draw(pixels, [*map(_corners, objects)], labels, numbers)
+  drawn.save(image['drawing'])
+
+
+def pixels(args, loaded, paths: list[str]) -> int:
+  """Prints the share of each class among an image's pixels; writes masks into `--draw`.
+
+  Masks have the size of their images and are as `masks:` reads them, in colours.
+  """
+  from PIL import Image
+
+  from vit_jax import inference
+  from vit_jax.data.ops import registry
+  from vit_jax.data.single_image import SingleImage
+  from vit_jax.detection import drawing
+
+  why = f'has no use: {args.source} gives a class for every pixel'
+  cli.refuse(args, ('top', 'threshold', 'labels'), why)
+  K, names = loaded.model.num_classes, loaded.class_names
+  if K is None or K > 256:
+    raise UserError(f'{args.source}: masks of 8 bits hold 256 classes, not {K}.')
+  out, pp = _folder_of(args, paths), args.pp or loaded.pp
+  registry.check_positions(pp)
+  if out:
+    out_folder.make(out, '--draw')
+
+  def function(variables, batch):
+    logits, _ = loaded.model.apply(variables, batch['image'], features=False)
+    return {'mask': logits.argmax(-1).astype('uint8'), 'size': batch['size']}
+
+  images = []
+  shown = terminal.progress(paths, len(paths), 'predict', 'images')
+  options = SingleImage(pp), args.batch or 8, function
+  for part, errors in inference.stream(loaded, shown, *options):
+    sizes = part['size'].tolist()
+    for error, mask, size in zip(errors, part['mask'], sizes, strict=True):
+      path = paths[len(images)]
+      image = {'path': path} | (
+        {'error': error} if error else _shares(mask, size, names)
+      )
+      if out and not error:
+        image['mask'] = f'{out}/{len(images):03d}_{Path(path).stem}.png'
+        mask = Image.fromarray(mask).resize(size[::-1], Image.Resampling.NEAREST)
+        mask.putpalette(drawing.palette(K).tobytes())
+        mask.save(image['mask'])
+      images.append(image)
+  return predict.finish(args, loaded, images, _lines_of_shares)
+
+
+def _shares(mask: np.ndarray, size: list[int], names) -> dict:
+  share = np.bincount(mask.reshape(-1)) / mask.size
+  segments = [
+    {'class': k, 'name': names[k] if names else str(k), 'share': float(share[k])}
+    for k in np.argsort(-share, kind='stable').tolist()
+    if share[k]
+  ]
+  return {'width': size[1], 'height': size[0], 'segments': segments}
+
+
+def _lines_of_shares(image: dict) -> list[str]:
+  rows = [f'{100 * x["share"]:5.1f} %  {x["name"]}' for x in image['segments']]
+  rows += [f'mask: {image["mask"]}'] if 'mask' in image else []
+  return [image['path'], *rows]
