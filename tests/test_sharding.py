@@ -67,6 +67,7 @@ def test_tensor_rules_serve_blocks_of_stages():
     f'{block}/attention/query/kernel': (512, 16, 32),
     f'{block}/attention/out/kernel': (16, 32, 512),
     f'{block}/mlp/Dense_0/kernel': (512, 2048),
+    f'{block}/mlp/gate/kernel': (512, 2048),
     f'{block}/mlp/Dense_1/kernel': (2048, 512),
     'stage3_downsample/reduction/kernel': (1024, 512),
   }
@@ -74,6 +75,7 @@ def test_tensor_rules_serve_blocks_of_stages():
     f'{block}/attention/query/kernel': P('fsdp', 'tensor', None),
     f'{block}/attention/out/kernel': P('tensor', None, 'fsdp'),
     f'{block}/mlp/Dense_0/kernel': P('fsdp', 'tensor'),
+    f'{block}/mlp/gate/kernel': P('fsdp', 'tensor'),
     f'{block}/mlp/Dense_1/kernel': P('tensor', 'fsdp'),
     'stage3_downsample/reduction/kernel': P('fsdp', None),
   }

@@ -33,8 +33,8 @@ _TENSOR_RULES = (
     r'.*/(MultiHeadDotProductAttention_\d+|attention)/out/kernel',
     ('tensor', None, None),
   ),
-  (r'.*/(MlpBlock_\d+|mlp)/Dense_0/kernel', (None, 'tensor')),  # [D, hidden]
-  (r'.*/(MlpBlock_\d+|mlp)/Dense_0/bias', ('tensor',)),
+  (r'.*/(MlpBlock_\d+|mlp)/(Dense_0|gate)/kernel', (None, 'tensor')),  # [D, hidden]
+  (r'.*/(MlpBlock_\d+|mlp)/(Dense_0|gate)/bias', ('tensor',)),
   (r'.*/(MlpBlock_\d+|mlp)/Dense_1/kernel', ('tensor', None)),  # [hidden, D]
 )
 

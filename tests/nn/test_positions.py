@@ -1,5 +1,7 @@
 """Kinds of position embeddings against the formulas of their papers."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +52,9 @@ def test_parameters_are_those_of_the_paper(kind, where, without):
   ('fields', 'words'),
   [
     (dict(posemb='relative', posemb_where='every'), ('every', 'relative', 'learn2d')),
+    (dict(posemb='rotary', rope='dinov3'), ('rotary', 'rope')),
+    (dict(attention='axial', classifier='gap', rope='axial'), ('rope', 'full')),
+    (dict(attention='axial', classifier='gap', relpos='layer'), ('relpos', 'full')),
     (dict(posemb='none', posemb_where='shared'), ('shared', 'none', 'learn')),
     (dict(posemb='rotary', num_heads=16), ('rotary', '4', 'num_heads')),
     (dict(posemb='learn2d', width=33, num_heads=3), ('learn2d', '33')),
@@ -304,3 +309,10 @@ def test_a_table_of_offsets_has_the_rows_of_beit(published, grid):
   # Without a token before the patches, the last three rows are not there.
   bias = module.apply({'params': {'table': table[:-3]}}, len(index) - 1)
   np.testing.assert_array_equal(bias[0], table[index[1:, 1:]].transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize('fields', [dict(rope='mixed'), dict(posemb='relative')])
+def test_two_attentions_of_a_block_have_the_same_positions(fields):
+  model = vit_jax.create_model('vit', 'mu/8', block='branches', depth=1, **fields)
+  names = trees.flatten(abstract_params(model, 16))
+  assert sum(bool(re.search('/(rope|posembed_relative)/', name)) for name in names) == 1

@@ -189,6 +189,8 @@ def test_another_recipe_or_process_is_refused(folder, tmp_path, call, refused):
   ):
     refused(embed, [*argv, *more], out, *facts)
     assert not (tmp_path / 'f.parquet.parts').exists()
+  other = shutil.copytree(folder, tmp_path / 'other')  # images of the same names
+  refused(embed, [SOURCE, other, '--out', out], out, 'folder', f'{other}/')
   assert out.read_bytes() == before
   damaged = bytearray(before)
   damaged[before.index(array(out, 'pre_logits', -1)[:4].tobytes())] ^= 1

@@ -1,5 +1,8 @@
 """Whole models with a text tower: each loads by its path and computes what its library does."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -45,6 +48,17 @@ def test_whole_models_agree(name):
     variables = {'params': loaded.beside['text']}
     _, out = loaded.towers.text.apply(variables, expected['input_ids'])
     np.testing.assert_allclose(out['encoded'], expected['text_tokens'], atol=1e-5)
+
+
+def test_clip_of_the_first_configs(tmp_path):
+  # Both sections had a second one that wins.
+  folder = shutil.copytree(GOLDEN / 'clip_hf', tmp_path / 'clip')
+  config = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
+  config['text_config_dict'] = config['text_config'] | {'hidden_act': 'gelu'}
+  del config['text_config']
+  (folder / 'config.json').write_text(json.dumps(config), encoding='utf-8')
+  expected = vit_jax.load(GOLDEN / 'clip_hf').towers.text.clone(act='gelu_erf')
+  assert vit_jax.load(folder).towers.text == expected
 
 
 def with_letters(loaded):

@@ -50,6 +50,7 @@ def test_outputs_are_those_of_timm(file):
   [
     ('dinov3_timm', dict(num_reg_tokens=2), ('registers', '4')),
     ('dinov3_timm', dict(rope_temperature=50), ('50.0',)),
+    ('rope_timm', dict(rope_grid_offset=0.5), ('0.5',)),
     ('dinov3_timm', dict(rope_type='spiral'), ('rope_type', 'spiral', 'dinov3')),
     ('dinov2_timm', dict(init_values=0.0), ('gamma',)),
     ('clip_timm', dict(pre_norm=False), ('pre_norm',)),
@@ -70,6 +71,21 @@ def test_options_that_contradict_the_arrays_or_are_unknown(
   (folder / 'config.json').write_text(json.dumps(config), encoding='utf-8')
   with pytest.raises(UserError, match=naming(*words)):
     vit_jax.load(folder)
+
+
+@pytest.mark.parametrize(
+  ('name', 'heads', 'word'),
+  [
+    ('beit_timm', 2, 'relpos'),  # the pooling
+    ('clip_timm', 2, 'patch_bias'),  # the activation and the epsilon
+    ('dinov3_timm', 2, 'registers'),  # rotary positions
+    ('respost_timm', 4, 'qkv_bias'),  # the place of norms
+  ],
+)
+def test_arrays_of_later_models_without_a_name_are_refused(name, heads, word, tmp_path):
+  path = shutil.copy(GOLDEN / name / 'model.safetensors', tmp_path)
+  with pytest.raises(UserError, match=naming(word, 'name')):
+    vit_jax.load(path, num_heads=heads)
 
 
 def test_an_architecture_decides_about_what_arrays_do_not_tell(tmp_path):

@@ -164,6 +164,7 @@ class EncoderBlock(nn.Module):
     biases = BIASES[self.qkv_bias] + ('out',) * self.dense_bias
     table = self.posemb.table('layer', x.shape[1], self.num_heads, self.grid)
     bias = bias if table is None else table
+    positions = self.posemb.in_attention(self.grid, train=train, bias=bias)
 
     def attention(i=0):
       layer = MultiHeadDotProductAttention(
@@ -179,7 +180,6 @@ class EncoderBlock(nn.Module):
         return lambda y: unfold(
           layer(fold(y, self.grid, self.axis)), self.grid, self.axis
         )
-      positions = self.posemb.in_attention(self.grid, train=train, bias=bias)
       return lambda y: layer(y[:, :num_queries], y, positions=positions)
 
     def mlp(i=0):
@@ -345,6 +345,8 @@ def _check(posemb: Posemb, attention: str, tokens: int, grid: tuple[int, int]) -
       "attention='axial' is along rows and columns of patches, and a class token is in "
       "none of them: choose classifier='gap', 'map' or 'none'."
     )
+  if posemb.rope or posemb.relpos != 'none':
+    raise UserError("rope and relpos work only with attention='full': leave them out.")
   if posemb.kind not in (*ADDED, 'none'):
     raise UserError(
       f"posemb={posemb.kind!r} works only with attention='full': with 'axial' choose one "

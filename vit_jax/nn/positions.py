@@ -42,8 +42,9 @@ class Posemb(NamedTuple):
     choose('posemb_where', self.where, WHERE)
     choose('posemb_tokens', self.tokens, TOKENS)
     choose('relpos', self.relpos, TABLES)
-    if self.kind == 'relative' and (self.rope or self.relpos != 'none'):
-      raise UserError("posemb='relative' excludes rope and relpos: leave them out.")
+    relative = self.kind == 'relative' and self.relpos != 'none'
+    if relative or (self.kind in IN_ATTENTION and self.rope):
+      raise UserError(f'posemb={self.kind!r} excludes rope and relpos: leave them out.')
     if self.where != 'stem' and self.kind not in ADDED:
       raise UserError(
         f'posemb_where={self.where!r} is for positions that are added to tokens, a posemb '

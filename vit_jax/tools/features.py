@@ -126,8 +126,10 @@ class Parts:
   def _take(self, path: Path) -> bool:
     """Adds the images of a part; False if the file has them already."""
     file = File(path)
-    for key, new in self._record['recipe'].items():
-      if (old := file.record['recipe'].get(key)) != new:
+    # Names are below a folder: in another one they are other images.
+    facts = lambda record: {'folder': record.get('folder'), **record['recipe']}
+    for key, new in facts(self._record).items():
+      if (old := facts(file.record).get(key)) != new:
         raise UserError(
           f'{path} was written with {key} {old}, which is {new} now: delete it, or name '
           'another file by --out.'

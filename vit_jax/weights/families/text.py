@@ -100,6 +100,7 @@ def _hf_rules(heads: int) -> Table:
 
 def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
   kind, own = config.get('model_type'), section(config, 'text_config')
+  own = own | section(config, 'text_config_dict')
   fields, vocab = {}, arrays['text_model.embeddings.token_embedding.weight'].shape[0]
   if kind == 'clip':
     act, eps, heads = 'quick_gelu', 1e-5, 8

@@ -352,7 +352,20 @@ def _timm_rules(arrays, facts) -> Table:
 
 
 def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
-  """Returns posemb_tokens='patches' where the table has no row for the class token."""
+  """Returns posemb_tokens='patches' where the table has no row for the class token.
+
+  Raises:
+    ValueError: without a name for arrays of later models, which tell neither activation,
+      epsilon, pooling nor rotary positions.
+  """
+  if 'classifier' not in facts.fields:  # no known name
+    later = _variations(flat, fields['num_heads'], lambda x: x.format(i=0) in flat)
+    later |= {'posemb': 'none'} if fields['posemb'] == 'none' else {}
+    if later:
+      raise ValueError(
+        f'its arrays (with {[*later]}) do not tell what they compute: keep config.json, or '
+        "name the file by timm's name of the model"
+      )
   in_config = 'posemb_tokens' in facts.fields
   if in_config or fields['classifier'] != 'token' or POSITIONS not in flat:
     return {}
