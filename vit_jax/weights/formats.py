@@ -19,10 +19,11 @@ FAMILIES = (
   'vit_jax.weights.families.vit_hf',
   *(
     f'vit_jax.weights.families.{name}'
-    for name in ('bit', 'convnext', 'mixer', 'mvit', 'resnet', 'swin', 'vit_originals')
+    for name in ('convnext', 'mixer', 'mvit', 'resnet', 'swin', 'vit_originals')
   ),
   *(f'vit_jax.detection.weights.{name}' for name in ('detr', 'fpn')),
   'vit_jax.weights.families.vit',
+  'vit_jax.weights.families.bit',  # a hybrid of `vit` has the arrays of its ResNet, too
   'vit_jax.detection.weights.vitdet',
 )
 
@@ -68,8 +69,6 @@ class Format(NamedTuple):
   rules: Table | Callable[[Arrays, Facts], Table]
   infer: Callable[[Arrays], Fields]  # parameters -> fields of the model
   facts: Reader  # reads the config beside the arrays
-  # Regex of a name that no such file has, where another format has the marker.
-  lacks: str | None = None
   # (config, the file's name) -> whether they are of this format.
   when: Callable[[dict, str], bool] = lambda config, name: True
   # Regex of the prefix of this model in files that hold more, which is cut off.
@@ -202,8 +201,7 @@ def detect(
   has = lambda regex: any(re.fullmatch(regex, name) for name in arrays)
   for format in all_formats():
     markers = (format.marker,) if isinstance(format.marker, str) else format.marker
-    lacks = format.lacks and has(format.lacks)
-    if all(map(has, markers)) and not lacks and format.when(config, file):
+    if all(map(has, markers)) and format.when(config, file):
       inside, more = _inside(arrays, format)
       return format, inside, [*skipped, *more]
   formats = sorted({f'{f.name} ({f.family})' for f in all_formats()})

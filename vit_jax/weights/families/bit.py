@@ -91,7 +91,6 @@ FORMATS = (
     RESNET,
     _infer('conv_root/kernel', 'head/kernel'),
     configs.google(),
-    lacks=r'Transformer/.+',
     to='google',
     config=configs.google_config(),
   ),

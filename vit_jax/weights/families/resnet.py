@@ -149,10 +149,8 @@ def _timm_config(fields, image_size, class_names) -> dict:
 
 
 # The values that keys of transformers' config must have.
-_HF = {
-  **{'hidden_act': 'relu'},
-  **{'downsample_in_first_stage': False, 'downsample_in_bottleneck': False},
-}
+_HF = {'hidden_act': 'relu', 'downsample_in_first_stage': False}
+_HF |= {'downsample_in_bottleneck': False}
 
 
 def _hf_facts(config: dict, source: str) -> configs.Facts:

@@ -145,14 +145,14 @@ def _open_clip_rules(heads: int) -> Table:
 _TEXT_CFG = {
   *('context_length', 'vocab_size', 'width', 'heads', 'layers', 'mlp_ratio'),
   *('no_causal_mask', 'pool_type', 'eos_id', 'proj_bias', 'norm_kwargs', 'act_kwargs'),
-  *('hf_tokenizer_name', 'tokenizer_kwargs', 'output_tokens'),
+  *('hf_tokenizer_name', 'tokenizer_kwargs', 'output_tokens', 'output_dim'),
 }
 
 
 def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   model = section(section(config, 'open_clip'), 'model_cfg')
   own = section(model, 'text_cfg') or section(config, 'text')
-  if odd := sorted(own.keys() - {*_TEXT_CFG, 'output_dim'}):
+  if odd := sorted(own.keys() - _TEXT_CFG):
     raise ValueError(f'text_cfg.{odd[0]} is not read')
   if 'positional_embedding' not in arrays:
     raise ValueError('a text tower of another package is not read')

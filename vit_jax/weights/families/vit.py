@@ -464,24 +464,23 @@ def _timm_written(flat: dict, fields: dict) -> Table:
 _format = functools.partial(Format, family='vit', grid=grid)
 FORMATS = (
   _format(
-    'google',
-    marker=r'Transformer/.+',
-    rules=GOOGLE,
-    infer=infer_google,
-    facts=configs.google(act='gelu_tanh'),
-    lacks='pos_embedding',
-    config=_google_config,
-    write_rules=lambda flat, fields: (
-      BIG_VISION if fields['posemb_tokens'] == 'patches' else GOOGLE
-    ),
-  ),
-  _format(
     'big_vision',
     marker=r'pos_embedding',
     rules=BIG_VISION,
     infer=infer_google,
     facts=configs.google(act='gelu_tanh'),
     positions=_big_vision_positions,
+  ),
+  _format(
+    'google',
+    marker=r'Transformer/.+',
+    rules=GOOGLE,
+    infer=infer_google,
+    facts=configs.google(act='gelu_tanh'),
+    config=_google_config,
+    write_rules=lambda flat, fields: (
+      BIG_VISION if fields['posemb_tokens'] == 'patches' else GOOGLE
+    ),
   ),
   _format(
     'timm',

@@ -228,11 +228,8 @@ def _kinds() -> dict[str, Kind]:
 KINDS = _kinds()
 _NAFLEX = 'siglip2_vision_model'
 # Configs of image and text: that of the image tower is in their 'vision_config'.
-_WHOLE = {
-  'clip': 'clip_vision_model',
-  'siglip': 'siglip_vision_model',
-  'siglip2': _NAFLEX,
-}
+_WHOLE = {'clip': 'clip_vision_model', 'siglip': 'siglip_vision_model'}
+_WHOLE |= {'siglip2': _NAFLEX}
 
 
 def _inner(config: dict) -> tuple[str, dict]:

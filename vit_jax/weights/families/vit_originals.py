@@ -211,8 +211,8 @@ def _eva_tells(arrays: Arrays) -> Fields:
 
 
 _OPEN_CLIP_KEYS = {'image_size', 'layers', 'width', 'head_width', 'patch_size'}
-_OPEN_CLIP_KEYS |= {'mlp_ratio', 'patch_dropout', 'ls_init_value', 'norm_kwargs'}
-_OPEN_CLIP_KEYS |= {'act_kwargs'}
+_OPEN_CLIP_KEYS |= {'mlp_ratio', 'patch_dropout', 'ls_init_value'}
+_OPEN_CLIP_KEYS |= {'norm_kwargs', 'act_kwargs'}
 
 
 def _open_clip(config: dict, source: str) -> Facts:
