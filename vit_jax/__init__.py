@@ -32,7 +32,7 @@ def create_model(name: str, variant: str | None = None, **fields):
   from vit_jax import errors, models  # importing vit_jax alone costs nothing
 
   if 'pretrained' in fields:
-    sources = list_models(f'*{name}*', pretrained=True)
+    sources = list_models(f'*{name}*', pretrained=True) or [f'hf:timm/{name}.TAG']
     raise errors.UserError(
       f'For weights use vit_jax.load, with a source such as {sources}.'
     )

@@ -60,6 +60,9 @@ def test_outputs_are_those_of_timm(file):
     ('beit_timm', dict(use_rel_pos_bias=False), ('relpos',)),
     ('siglip_timm', dict(attn_pool_style='new'), ('attn_pool_style',)),
     ('xp_parallel_timm', dict(block_fn='Weird'), ('block_fn', 'Weird')),
+    ('dinov3_timm', dict(depth=3), ('depth', '3', '2')),
+    ('dinov3_timm', dict(embed_dim=48), ('embed_dim', '48', '32')),
+    ('dinov3_timm', dict(patch_size=16), ('patch_size', '16', '8')),
   ],
 )
 def test_options_that_contradict_the_arrays_or_are_unknown(
@@ -86,6 +89,21 @@ def test_arrays_of_later_models_without_a_name_are_refused(name, heads, word, tm
   path = shutil.copy(GOLDEN / name / 'model.safetensors', tmp_path)
   with pytest.raises(UserError, match=naming(word, 'name')):
     vit_jax.load(path, num_heads=heads)
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'word'),
+  [('architecture', None, 'config.json'), ('num_classes', 7, 'num_classes')],
+)
+def test_configs_without_the_architecture_or_of_another_head(
+  tmp_path, key, value, word
+):
+  folder = shutil.copytree(GOLDEN / 'dinov3_timm', tmp_path / 'folder')
+  config = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
+  config[key] = value
+  (folder / 'config.json').write_text(json.dumps(config), encoding='utf-8')
+  with pytest.raises(UserError, match=naming(word)):
+    vit_jax.load(folder)
 
 
 def test_an_architecture_decides_about_what_arrays_do_not_tell(tmp_path):

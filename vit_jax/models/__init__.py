@@ -182,6 +182,7 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
   'R50+ViT-B_16', 'BiT-R50x1'), and in `hub` those of transformers' ViTs, of the authors
   and of open_clip ('facebook/dinov2-small', 'dinov2_vits14_reg').
   """
+  name = name.removeprefix('hf:').removeprefix('timm/')
   if variant is None and name not in MODELS:
     head, colon, rest = name.partition(':')
     if head in MODELS:

@@ -109,7 +109,7 @@ class _Options:
     self.read.add(key)
     value = self.values.get(key)
     if known and value not in known:
-      expected = f'{list(known)} are{did_you_mean(str(value), map(str, known))}'
+      expected = f'one of {list(known)} is.{did_you_mean(str(value), map(str, known))}'
       raise ValueError(f'{key}={value!r} of timm is not read: {expected}')
     return value
 

@@ -185,14 +185,21 @@ def _check_is_no_model(source: str) -> None:
   is_file = Path(source).suffix in readers.SUFFIXES
   if is_file or re.search(r'[/:\\]', source) or source in zoo.ENTRIES:
     return
-  family, size, _ = models.parse_name(_plain(source))
-  if os.path.exists(source) or family not in models.MODELS or size is None:
+  family, size, fields = models.parse_name(_plain(source))
+  if os.path.exists(source) or family not in models.MODELS or not (size or fields):
     return
+  # Google's weights are of models without further fields; their GELU is another.
   where = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
+  where = [] if fields.keys() - {'act'} else where
   if source.islower() and not hub.published(source):  # a name of timm
-    where.append(f'hf:timm/{source}{"" if "." in source else ".TAG"}')
+    tagged = [
+      n for n in models.names(on_hub=True) if n.startswith(f'hf:timm/{source}.')
+    ]
+    where += tagged or [f'hf:timm/{source}{"" if "." in source else ".TAG"}']
   where = f'its weights are {where}' if where else 'name a file of its weights'
-  raise UserError(f'{source!r} is a model ({family}:{size}): {where}.')
+  raise UserError(
+    f'{source!r} is a model ({family}{(size and f":{size}") or ""}): {where}.'
+  )
 
 
 def _check_architecture(facts: Facts) -> None:

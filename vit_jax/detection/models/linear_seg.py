@@ -54,7 +54,7 @@ class LinearSeg(nn.Module):
     stride = models.family_of(backbone).stride(models.fields_of(backbone))
     if any(n % s for n, s in zip(size, stride, strict=True)):
       raise UserError(
-        f'Images of {size} pixels for a linear_seg are multiples of the stride of its '
+        f'Images of {size} pixels: a linear_seg takes multiples of the stride of its '
         f'backbone, {stride}: resize them.'
       )
     maps, out = maps_of(backbone, images, train=train)

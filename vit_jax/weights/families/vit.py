@@ -366,6 +366,7 @@ def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
         f'its arrays (with {[*later]}) do not tell what they compute: keep config.json, or '
         "name the file by timm's name of the model"
       )
+  _check_shapes(fields, facts.config or {})
   in_config = 'posemb_tokens' in facts.fields
   if in_config or fields['classifier'] != 'token' or POSITIONS not in flat:
     return {}
@@ -376,6 +377,21 @@ def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
     patches = math.prod(map(operator.floordiv, size, stride))
     has_row = rows == patches + 1 or (has_row and rows != patches)
   return {} if has_row else {'posemb_tokens': 'patches'}
+
+
+def _check_shapes(fields: dict, config: dict) -> None:
+  """Raises ValueError where timm's config names other sizes than the arrays have."""
+  args, classes = configs.section(config, 'model_args'), fields['num_classes'] or 0
+  patch = configs.pair(args.get('patch_size'), 'patch_size')
+  stated = {
+    'depth': (args.get('depth'), fields['depth']),
+    'embed_dim': (args.get('embed_dim'), fields['width']),
+    'patch_size': (fields.get('stem_blocks') is None and patch, fields['patch_size']),
+    'num_classes': (config.get('num_classes'), classes),
+  }
+  for key, (theirs, arrays) in stated.items():
+    if theirs not in (None, False, arrays):
+      raise ValueError(f'its config says {key}={theirs!r}, its arrays {arrays!r}')
 
 
 def _big_vision_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
