@@ -94,6 +94,6 @@ def test_formats():
   for entry in formats.all_formats():
     assert entry.family in models.MODELS
     assert isinstance(entry, formats.Format)
-    for attribute in ('name', 'marker'):
-      assert isinstance(getattr(entry, attribute), str)
+    assert isinstance(entry.name, str)
+    assert isinstance(entry.marker, str | tuple)
     assert not entry.config or (entry.to or entry.name) in export.TO

@@ -127,10 +127,12 @@ def test_scanned_blocks_agree_with_big_vision(golden):
   np.testing.assert_allclose(losses, expected['loss'], rtol=1e-5)
 
 
-def test_timm_names_give_the_same_model():
+def test_names_of_others_give_the_same_model():
   model = vit_jax.create_model('vit', 'B/16', num_classes=7)
-  assert vit_jax.create_model('vit_base_patch16_224', num_classes=7) == model
+  assert vit_jax.create_model('ViT-B_16', num_classes=7) == model
   assert vit_jax.create_model('vit:B/16', num_classes=7) == model
+  timm = vit_jax.create_model('vit_base_patch16_224', num_classes=7)
+  assert timm == model.clone(act='gelu_erf')
 
 
 @pytest.mark.parametrize(('fields', 'std'), [({}, 0.02), ({'posemb_std': None}, 0.125)])

@@ -45,7 +45,10 @@ def test_a_name_of_the_zoo_is_in_the_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ('name', 'facts'),
   [
-    ('vit_base_patch16_224', ('vit:B/16', 'b16-augreg-i21k', '.TAG')),
+    (
+      'vit_base_patch16_224',
+      ('vit:B/16', 'b16-augreg-i21k', 'hf:timm/vit_base_patch16_224.mae'),
+    ),
     ('vit_base_patch16_224.mae', ('vit:B/16', 'hf:timm/vit_base_patch16_224.mae')),
     ('mvitv2_tiny.fb_in1k', ('mvit:T', 'hf:timm/mvitv2_tiny.fb_in1k')),
     ('ViT-S_16', ('vit:S/16', 's16-augreg-i1k-384')),
