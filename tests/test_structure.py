@@ -33,7 +33,7 @@ BUDGET = {
   'kernels': (1_320, 1_300),
   ('optim', 'tasks', 'tune'): (1_800, 1_900),
   'data': (5_560, 5_000),
-  'weights': (6_200, 3_900),
+  'weights': (6_220, 3_900),
   'text': (240, 180),
   'evaluators': (1_720, 1_400),
   'checkpoint': (800, 800),

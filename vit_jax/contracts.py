@@ -133,7 +133,7 @@ class Format(Protocol):
 
   name: str  # the publisher's: google, big_vision, timm, hf, ...
   family: str  # a key of `models.MODELS`
-  marker: str  # regex of a name that every such file has, and few others
+  marker: str | tuple[str, ...]  # regexes of names that every such file has, few others
 
   def read(self, arrays: dict[str, np.ndarray], facts):
     """Returns (section `model`, {our name: array}), given the facts of its config."""

@@ -10,6 +10,7 @@ import vit_jax
 from tests.support import naming
 from tests.support.abstract import abstract_params
 from vit_jax import models, trees
+from vit_jax.errors import UserError
 from vit_jax.nn.positions import sincos2d
 from vit_jax.train import flops
 
@@ -133,6 +134,15 @@ def test_names_of_others_give_the_same_model():
   assert vit_jax.create_model('vit:B/16', num_classes=7) == model
   timm = vit_jax.create_model('vit_base_patch16_224', num_classes=7)
   assert timm == model.clone(act='gelu_erf')
+
+
+@pytest.mark.parametrize(
+  'fields', [dict(kv_heads=(2, 1)), dict(kv_heads=(3,)), dict(kv_heads=(1,), scan=True)]
+)
+def test_shared_keys_and_values_that_do_not_fit(fields):
+  model = vit_jax.create_model('vit', 'mu/8', **fields)  # one block of two heads
+  with pytest.raises(UserError, match=naming('kv_heads', 'num_heads')):
+    abstract_params(model, 16)
 
 
 @pytest.mark.parametrize(('fields', 'std'), [({}, 0.02), ({'posemb_std': None}, 0.125)])

@@ -272,3 +272,10 @@ def test_images_are_prepared_as_published(tmp_path, name, processor, pixels):
   facts = pipelines.described(loaded.pp)
   assert facts.size == loaded.image_size
   assert (facts.shorter, facts.method, round(facts.mean[0], 3)) == pixels
+
+
+@pytest.mark.parametrize('change', [{'do_rescale': False}, {'rescale_factor': 2 / 255}])
+def test_pixels_of_another_scale_are_refused(change):
+  processor = {'image_processor_type': 'ViTImageProcessor', 'size': 32, **change}
+  with pytest.raises(ValueError, match='do_rescale'):
+    pipelines.of_hf(processor, (32, 32))

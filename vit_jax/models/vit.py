@@ -519,10 +519,12 @@ class ViT(Classifier):
     if self.prefix < needs or (needs and not has_cls(vars(self))):
       more = 'a class token' + (' and registers=1' if needs == 2 else '')
       raise UserError(f'classifier={self.classifier!r} needs {more}.')
-    if self.kv_heads and (self.scan or len(self.kv_heads) != self.depth):
+    heads = self.kv_heads or [1] * self.depth
+    shared = all(n > 0 and self.num_heads % n == 0 for n in heads)
+    if not shared or len(heads) != self.depth or (self.kv_heads and self.scan):
       raise UserError(
-        f'kv_heads={self.kv_heads}: expected a number for each of the {self.depth} blocks, '
-        'and scan=False.'
+        f'kv_heads={self.kv_heads}: expected a divisor of num_heads={self.num_heads} for '
+        f'each of the {self.depth} blocks, and scan=False.'
       )
 
   def _prefix(self, x) -> list:

@@ -71,6 +71,13 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   processor = _PROCESSORS.get(name, {}) | processor
   if name in ('Bit', 'CLIP') and type(processor['size']) is int:
     processor['size'] = {'shortest_edge': processor['size']}  # the spelling before 2023
+  factor = processor.get('do_rescale', True) and processor.get(
+    'rescale_factor', 1 / 255
+  )
+  if abs(factor * 255 - 1) > 1e-6:
+    raise ValueError(
+      f'pixels times {factor} are not read, but times 1 / 255 (do_rescale)'
+    )
   if (resample := processor.get('resample', 2)) not in _RESAMPLE:
     raise ValueError(f'resample={resample} is not read: one of {_RESAMPLE} is')
   method = _RESAMPLE[resample]
