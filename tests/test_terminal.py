@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,10 +83,12 @@ def test_progress_is_a_line_now_and_then(monkeypatch, capfd):
   assert list(terminal.progress(range(3), None, 'a', 'b', quiet=True)) == [0, 1, 2]
 
 
-def test_names_cannot_move_the_cursor_or_look_like_lines():
+def test_names_cannot_move_the_cursor_or_look_like_lines(capsys):
   assert errors.printable('a\x1b[2J\nb\u202e\udce9') == r'a\x1b[2J\nb\u202e\udce9'
   image = {'path': 'a\nb.png', 'top': [{'name': 'cat\x1b]0;\7', 'probability': 0.5}]}
-  assert predict._render(image).split('\n') == [
+  args, loaded = SimpleNamespace(json=False, source='a'), SimpleNamespace(step=None)
+  predict.finish(args, loaded, [image], predict._lines)
+  assert capsys.readouterr().out.splitlines() == [
     'a\\nb.png',
     '   50.0 %  cat\\x1b]0;\\x07',
   ]

@@ -92,6 +92,7 @@ def timm_folder(folder, classes, **config):
   arrays['head.bias'] = np.zeros(classes, np.float32)
   save_file(arrays, folder / 'model.safetensors')
   own = json.loads((folder / 'config.json').read_text())
+  own['num_classes'] = classes
   own['pretrained_cfg'] |= config
   (folder / 'config.json').write_text(json.dumps(own))
   return folder

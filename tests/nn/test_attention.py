@@ -102,6 +102,10 @@ def test_the_kernel_of_gpus_is_given_even_lengths(lengths, monkeypatch):
     assert result.shape == expected.shape
     np.testing.assert_allclose(result, expected, atol=1e-5)  # float32
   assert calls == [(N + N % 2, S + S % 2)]
+  calls.clear()  # Without a derivative it takes any length.
+  result = jax.jit(attention._cudnn)(*arrays)
+  np.testing.assert_allclose(result, attention._plain(*arrays), atol=1e-5)
+  assert calls == [lengths]
 
 
 def test_attention_is_jax_s_own_in_bfloat16():

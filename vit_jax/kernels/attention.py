@@ -182,10 +182,15 @@ def _of_even_length(query, key, value):
   return _cudnn_of(even(query), even(key), even(value), **lengths)[:, :N]
 
 
-_cudnn_of = functools.partial(jax.nn.dot_product_attention, implementation='cudnn')
+def _cudnn_of(query, key, value, **lengths):
+  return jax.nn.dot_product_attention(
+    query, key, value, implementation='cudnn', **lengths
+  )
+
+
 # JAX 0.10.2 to 0.12.0 raise where cuDNN's attention of an odd length, such as 197 tokens, is
 # differentiated. Without a derivative it takes any length.
-_cudnn = jax.custom_vjp(lambda query, key, value: _cudnn_of(query, key, value))
+_cudnn = jax.custom_vjp(_cudnn_of)
 _cudnn.defvjp(
   lambda *arrays: jax.vjp(_of_even_length, *arrays), lambda vjp, gradient: vjp(gradient)
 )
