@@ -258,11 +258,11 @@ def test_rotary_positions_are_those_of_the_published_code(published, name, grid)
   query, key = Rope(grid=grid, **KINDS[name]).apply({}, x[:, :5], x)
   patches = x[:, 2:]
   if KINDS[name]['kind'] == 'dinov3':
-    turned = np.concatenate([-patches[..., 8:], patches[..., :8]], axis=-1)
+    other = np.concatenate([-patches[..., 8:], patches[..., :8]], axis=-1)
   else:
     pairs = patches.reshape(*patches.shape[:-1], 8, 2)
-    turned = np.stack([-pairs[..., 1], pairs[..., 0]], -1).reshape(patches.shape)
-  expected = patches * cos[:, None] + turned * sin[:, None]
+    other = np.stack([-pairs[..., 1], pairs[..., 0]], -1).reshape(patches.shape)
+  expected = patches * cos[:, None] + other * sin[:, None]
   np.testing.assert_allclose(key[:, 2:], expected, atol=5e-6)  # angles of up to 16 rad
   np.testing.assert_array_equal(key[:, :2], x[:, :2])
   np.testing.assert_array_equal(query, key[:, :5])

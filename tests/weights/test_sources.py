@@ -83,18 +83,18 @@ def test_hub_names_go_through_the_hub_library(monkeypatch):
 
 def test_a_hub_folder_of_pytorch_alone(monkeypatch, tmp_path):
   huggingface_hub = pytest.importorskip('huggingface_hub')
-  asked = []
+  requests = []
 
   def snapshot(name, revision, allow_patterns):
-    asked.append(allow_patterns)
+    requests.append(allow_patterns)
     return str(tmp_path)
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot)
   assert download.locate('hf:owner/name') == tmp_path
-  assert [('name.pt' in patterns) for patterns in asked] == [False, True]
+  assert [('name.pt' in patterns) for patterns in requests] == [False, True]
   (tmp_path / 'model.safetensors').touch()
   download.locate('hf:owner/name')
-  assert 'name.pt' not in asked[-1]  # gigabytes twice
+  assert 'name.pt' not in requests[-1]  # gigabytes twice
 
 
 # -- downloads ------------------------------------------------------------------------

@@ -426,7 +426,7 @@ def rotate(x, angles, interleaved: bool = False):
     a, b = wide[..., 0], wide[..., 1]
   else:
     a, b = jnp.split(wide, 2, axis=-1)
-  turned = (a * cos - b * sin, a * sin + b * cos)
+  pair = (a * cos - b * sin, a * sin + b * cos)
   if interleaved:
-    return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
-  return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    return jnp.stack(pair, axis=-1).reshape(x.shape).astype(x.dtype)
+  return jnp.concatenate(pair, axis=-1).astype(x.dtype)

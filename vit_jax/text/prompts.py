@@ -54,7 +54,7 @@ def labels(text: str) -> list[str]:
 
 
 def _lines(name: str) -> list[str] | None:
-  """Returns the lines of a file that are not empty; None if there is no such file."""
+  """Returns the non-empty lines of a file, None if the file does not exist."""
   path = os.path.expanduser(name)
   if os.path.isfile(path):
     with files.reading(name):

@@ -47,7 +47,7 @@ class Folder(Source):
     root = os.path.abspath(os.path.expanduser(target))
     if not os.path.isdir(root):
       raise UserError(
-        f'{self.SCHEME}: there is no directory {root!r}: expected DIR/train/{self.BELOW} '
+        f'{self.SCHEME}: no such directory: {root!r}, expected DIR/train/{self.BELOW} '
         f'(and val or test), or DIR/{self.BELOW}.'
       )
     self.name = f'{self.SCHEME}:{target}'

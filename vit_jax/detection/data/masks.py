@@ -86,7 +86,7 @@ class Masks(folder.Folder):
     del misplaced
     places = [os.path.join(directory, name) for name in ('images', 'masks')]
     if missing := [place for place in places if not os.path.isdir(place)]:
-      raise UserError(f'{self.name}: there is no folder {missing[0]!r}.')
+      raise UserError(f'{self.name}: no such folder: {missing[0]!r}.')
     (images, others), (masks, _) = map(folder.images_below, places)
     left_out.update(others)
     if missing := sorted({*map(_mask_of, images)} - {*masks}):

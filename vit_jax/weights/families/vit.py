@@ -407,9 +407,9 @@ def _timm_fields(args: dict, name: str) -> dict:
     shapes = ('num_classes', 'width', 'depth', 'mlp_dim', 'map_mlp_dim', 'patch_size')
     return {key: value for key, value in fields.items() if key not in shapes}
   # Of hybrids and of files without a name, arrays tell all but these.
-  told = {'act', *(('num_heads',) if 'num_heads' in own else ())}
-  told |= {'posemb_tokens'} if 'no_embed_class' in own else set()
-  return {key: fields[key] for key in told}
+  stated = {'act', *(('num_heads',) if 'num_heads' in own else ())}
+  stated |= {'posemb_tokens'} if 'no_embed_class' in own else set()
+  return {key: fields[key] for key in stated}
 
 
 # timm's hybrids are functions, one per ResNet.

@@ -130,7 +130,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     bare: without the prefix of models with a head.
     flat: whether the patch embedding is a dense layer.
   """
-  # '-' is no name in any file.
+  # No file has an array of the name '-'.
   names = {'cls': '-', 'registers': '-', 'positions': '-', 'gate': '-', 'scales': '--'}
   names, heads = names | kind.names, fields['num_heads']
   top = lambda name: f'{"" if bare else kind.prefix}{name}'
@@ -320,8 +320,8 @@ def _class_of(fields: dict) -> tuple[str, str, dict]:
     known = timm_options.USUAL | _to_fields(kind, args)
     for suffix, head in kind.heads:
       theirs = _plain(known | {'num_classes': fields['num_classes']} | head)
-      told = ours.keys() - (TRAINING - {'layer_scale'})
-      differ = [k for k in ours if k in told and ours[k] != theirs.get(k)]
+      compared = ours.keys() - (TRAINING - {'layer_scale'})
+      differ = [k for k in ours if k in compared and ours[k] != theirs.get(k)]
       if 'num_classes' not in head and fields['num_classes'] is None:
         differ.append('num_classes')
       fits.append((differ, name, suffix, args, theirs))
