@@ -104,10 +104,7 @@ def test_runs_beside_each_other(folder, short_run, tmp_path, capsys):
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'google-chrome'))), None)
 # Left in the page: its errors, the sizes at 390 px, the labels of ticks, what keys show.
-_LOOK = """<script>document.body.style.width = '390px';
-// Charts follow the width when the browser tells them: on a busy machine later than others.
-const look = left => {
-  if (left && document.body.scrollWidth > 390) return setTimeout(() => look(left - 1), 100);
+_LOOK = """<script>setTimeout(() => {
   const figure = document.querySelector('.chart'), out = {errors};
   const legend = () => figure.querySelector('.u-legend').textContent;
   out.charts = document.querySelectorAll('.chart canvas').length;
@@ -120,12 +117,11 @@ const look = left => {
   const element = document.body.appendChild(document.createElement('pre'));
   element.id = 'seen';
   element.textContent = JSON.stringify(out);
-};
-setTimeout(() => look(40), 200)</script>"""
+}, 200)</script>"""
 _ERRORS = """<script>const errors = [];
 addEventListener('error', event => errors.push(event.message));
 addEventListener('securitypolicyviolation', event => errors.push(event.blockedURI));
-</script>"""
+</script><style>body { width: 390px; }</style>"""
 
 
 @pytest.mark.skipif(not CHROMIUM, reason='no Chromium is installed')
