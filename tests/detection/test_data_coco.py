@@ -10,6 +10,7 @@ from tests.support import naming
 from tests.support.image_folder import take
 from vit_jax.data import pipeline, sources
 from vit_jax.detection.coco.objects import Truth
+from vit_jax.errors import UserError
 
 PP = 'decode|flip_lr|detr_resize(16)|canvas((16, 32))|value_range(-1, 1)'
 PP += '|pad_to(boxes=3, label=3)'
@@ -112,6 +113,93 @@ def test_batches(root):
   number = dict(zip(batch['index'].tolist(), batch['boxes_mask'].sum(1), strict=True))
   assert number == {0: 1, 1: 2, 2: 0}
   assert (batch['image_mask'].sum((1, 2)) == 16 * 24).all()
+
+
+# Corners of polygons, and of the pixels that they cover: rows, columns.
+SQUARES = [
+  ([3, 5, 9, 5, 9, 15, 3, 15], (slice(5, 15), slice(3, 9))),
+  ([-3, 5, 3, 5, 3, 15, -3, 15], (slice(5, 15), slice(0, 3))),  # partly outside
+  ([0, 0, 30, 0, 30, 20, 0, 20], None),  # a crowd
+  ([29, 19, 39, 19, 39, 29, 29, 29], (slice(19, 20), slice(29, 30))),
+  ([30, 2, 35, 2, 35, 7, 30, 7], None),  # its box is outside
+  ([3, 3, 3, 8, 3, 5], None),  # its box has no area
+  ([40, 2, 50, 2, 50, 7, 40, 7], None),  # the mask is outside, its box is not
+]
+
+
+def with_masks():
+  content = annotations()
+  row = content['annotations'][0] | {'id': 9, 'image_id': 9}
+  content['annotations'].append(row)
+  for row, (polygon, _) in zip(content['annotations'], SQUARES, strict=True):
+    row['segmentation'] = [polygon]
+  return content
+
+
+def test_masks(root):
+  write(root, with_masks())
+  plain = sources.build(f'coco:{root}', 'val2017')
+  source = sources.build(f'coco:{root}', 'val2017', masks=True)
+  assert plain.fingerprint != source.fingerprint
+  low, middle, empty = source.read(np.arange(3))
+  # One object is left out: no pixel of its mask is in the image.
+  assert (empty['masks'].shape, empty['extents'].shape) == ((0, 112, 112), (0, 4))
+  text = source.describe('val2017')
+  facts = ('7 objects', '1 crowds', '2 boxes without', '1 masks without a pixel')
+  assert all(fact in text for fact in facts)
+  for example, places in ((low, [3]), (middle, [0, 1])):
+    boxes = [
+      [r.start, c.start, r.stop, c.stop] for r, c in (SQUARES[i][1] for i in places)
+    ]
+    np.testing.assert_allclose(
+      example['extents'], np.divide(boxes, [20, 30] * 2), atol=1e-6
+    )
+    assert (example['masks'] == 255).all()
+  truth = source.truth(masks=True)
+  assert len(truth.masks) == 7
+  assert plain.truth().masks is None
+  content = with_masks()
+  content['annotations'][0]['segmentation'] = [[1, 2, 3, 4]]
+  write(root, content)
+  assert len(sources.build(f'coco:{root}', 'val2017')) == 3
+  with pytest.raises(UserError, match=naming('annotations[0]', 'polygon')):
+    sources.build(f'coco:{root}', 'val2017', masks=True)
+
+
+def test_batches_with_masks(root):
+  write(root, with_masks())
+  pp = PP.replace('label=3', 'label=3, masks=3, extents=3')
+  name, options = f'coco:{root}', {'masks': True}
+  with pytest.raises(UserError, match=naming('masks', 'pad_to')):
+    _ = pipeline.TrainBatches(name, 'val2017', PP, 3, source_options=options).spec
+  batches = pipeline.TrainBatches(name, 'val2017', pp, 3, source_options=options)
+  spec = batches.spec['masks']
+  assert (spec.shape, spec.dtype) == ((3, 3, 112, 112), np.uint8)
+  (batch,) = take(batches.iterate(), 1)
+  shown = batch['boxes_mask'] > 0
+  assert shown.sum() == 3
+  np.testing.assert_array_equal(batch['masks'].mean((2, 3)), 255 * shown)
+  # Flipped or not, masks fill their boxes.
+  np.testing.assert_allclose(batch['extents'], batch['boxes'], atol=1e-6)
+  with pytest.raises(UserError, match=naming('pad_to', "'masks'")):
+    _ = pipeline.TrainBatches(name, 'val2017', pp, 3).spec
+  text = ''.join(batches.describe())
+  assert 'cut off at the border' in text
+  assert 'more than' not in text
+
+
+def test_objects_beyond_the_length_are_counted(root):
+  content = annotations()
+  content['annotations'] += [
+    content['annotations'][0] | {'id': 50 + i} for i in range(100)
+  ]
+  write(root, content)
+  batches = pipeline.EvalBatches(f'coco:{root}', 'val2017', PP, 3)
+  assert ''.join(batches.describe()).endswith(
+    '; 1 with more than 3 boxes, the others cut off'
+  )
+  (batch,) = take(batches.iterate(), 1)
+  assert batch['boxes_mask'].sum(1).tolist() == [1, 3, 0]
 
 
 def test_splits_files_and_folders_that_are_not_there(root):

@@ -5,12 +5,13 @@ import pytest
 from pycocotools import mask as mask_lib
 
 from vit_jax.data import sources
+from vit_jax.detection.data import objects
 from vit_jax.detection.data.digits_canvas import _enlarged
 
 
 @pytest.fixture(scope='module')
 def canvases():
-  source = sources.build('digits_canvas', 'test', segments=True)
+  source = sources.build('digits_canvas', 'test', segments=True, masks=True)
   return source, source.read(np.arange(100))
 
 
@@ -39,6 +40,7 @@ def test_boxes_and_masks_are_exact(canvases):
       ground = np.median(example['image'])
       assert (example['image'][mask] > ground).all()
     np.testing.assert_array_equal(example['segments'], segments)
+    np.testing.assert_array_equal(example['extents'], example['boxes'])
 
 
 def test_numbers_and_classes_vary(canvases):
@@ -52,7 +54,9 @@ def test_numbers_and_classes_vary(canvases):
 
 def test_the_same_alone_and_in_any_slice(canvases):
   _, examples = canvases
-  (alone,) = sources.build('digits_canvas', 'test[7:9]', segments=True).read([0])
+  (alone,) = sources.build(
+    'digits_canvas', 'test[7:9]', segments=True, masks=True
+  ).read([0])
   for key, value in alone.items():
     np.testing.assert_array_equal(value, examples[7][key])
   # A release must not change them: notes cite numbers on these.
@@ -69,6 +73,23 @@ def test_train_and_test_share_no_digit():
     )
   ]
   assert not pools[0] & pools[1]
+
+
+@pytest.mark.parametrize('shape', [(9, 14), (112, 56), (131, 20), (1, 225)])
+def test_cells_of_masks_hold_the_share_that_is_covered(shape):
+  h, w = shape
+  mask = np.random.default_rng(0).random(shape) < 0.4
+  mask[[0, -1]] = mask[:, [0, -1]] = True
+  canvas = np.zeros((h + 5, w + 7), bool)
+  canvas[2 : 2 + h, 3 : 3 + w] = mask
+  features = objects.of_masks([canvas])
+  expected = np.divide([2, 3, 2 + h, 3 + w], [h + 5, w + 7] * 2)
+  np.testing.assert_allclose(features['extents'][0], expected, atol=1e-7)
+  # Pixels and cells are both made of parts of 1 / 112 of a pixel.
+  parts = mask.repeat(112, 0).reshape(112, h, w).mean(1)
+  shares = parts.repeat(112, 1).reshape(112, 112, w).mean(2)
+  # Rounded to the nearest level.
+  np.testing.assert_allclose(features['masks'][0], 255 * shares, atol=0.5 + 1e-6)
 
 
 def test_enlarging():

@@ -136,6 +136,102 @@ def test_crops_that_leave_no_object():
   assert out['label'].shape == (0,)
 
 
+def with_masks(features, seed=0):
+  """Adds masks of the objects: cells at random."""
+  rng = np.random.default_rng(seed)
+  masks = (rng.random((len(features['label']), 112, 112)) < 0.5).astype(np.uint8) * 255
+  masks[:, :, [0, -1]] = masks[:, [0, -1]] = 255
+  return features | {'masks': masks, 'extents': features['boxes']}
+
+
+def value(features, i, points):
+  """Returns the value of mask i at points [n, 2], parts of the height and width."""
+  extent = features['extents'][i].astype(np.float64)
+  cells = np.floor((points - extent[:2]) / (extent[2:] - extent[:2]) * 112).astype(int)
+  inside = ((cells >= 0) & (cells < 112)).all(1)
+  y, x = cells.clip(0, 111).T
+  return np.where(inside, features['masks'][i][y, x], 0)
+
+
+def assert_masks_move(before, after, whole, start, size, mirror=False):
+  """Masks show in a window, in parts of its size, what they showed in the image."""
+  points = np.random.default_rng(1).random((4000, 2))
+  seen = (points * size + start) / whole
+  if mirror:
+    seen[:, 1] = 1 - seen[:, 1]
+  for i, label in enumerate(after['label']):
+    expected = value(before, label, seen)
+    # Points on the border of two cells may fall into either in float32.
+    assert np.mean(value(after, i, points) == expected) > 0.998
+    assert expected.any()
+
+
+@pytest.mark.parametrize('draw', [0.2, 0.7])
+def test_masks_flip(draw):
+  features = with_masks(example())
+  out = run('flip_lr', features, [draw])
+  np.testing.assert_array_equal(out['extents'], out['boxes'])
+  assert_masks_move(features, out, 1, 0, 1, draw < 0.5)
+
+
+def test_masks_follow_a_crop():
+  features = with_masks(example(80, 120))
+  cropped = run(OPTIONS, features, [0.4, 0, 0, 0.1, 0.99, 0.99, 0])
+  assert_masks_move(features, cropped, [40, 60], [19, 0], [21, 30])
+  assert 0 < len(cropped['masks']) < 6
+  assert cropped['extents'].min() < 0
+  np.testing.assert_array_equal(cropped['boxes'], cropped['extents'].clip(0, 1))
+
+
+# Factor and place as numbers in [0, 1) -> height and width before the crop, its first
+# pixel and size. An image of 80 x 120 just fits 64 x 64 as 43 x 64 (42.67 rounded).
+JITTERS = [
+  ((0.0, 0.3), (4, 6), (0, 0), (4, 6)),
+  ((9 / 19, 0.3), (43, 64), (0, 0), (43, 64)),
+  ((14 / 19, 0.5), (64, 96), (0, 16), (64, 64)),
+  ((18 / 19, 0.75), (81, 122), (13, 44), (64, 64)),  # 17 and 58 pixels are left
+]
+
+
+@pytest.mark.parametrize(('draws', 'whole', 'start', 'size'), JITTERS)
+@pytest.mark.parametrize('masks', [False, True])
+def test_large_jitter(draws, whole, start, size, masks):
+  features = example(80, 120)
+  features = with_masks(features) if masks else features
+  out = run('lsj(64)', features, np.float32(draws) + 1e-7)
+  full = run(f'resize({whole}, antialias=True, rounding="nearest")', features)['image']
+  (y, x), (h, w) = start, size
+  shown = full[y : y + h, x : x + w].astype(int)
+  assert out['image'].dtype == np.uint8
+  # The crop's weights are computed from its own first pixel, and round otherwise.
+  assert np.abs(out['image'] - shown).max() <= 1
+  moved = (features['boxes'] * np.tile(whole, 2) - np.tile(start, 2)) / np.tile(size, 2)
+  keep = (moved.clip(0, 1)[:, 2:] - moved.clip(0, 1)[:, :2] > 1e-5).all(1)
+  np.testing.assert_array_equal(out['label'], features['label'][keep])
+  if masks:
+    np.testing.assert_allclose(out['extents'], moved[keep], atol=1e-5)
+    assert_masks_move(features, out, whole, start, size)
+  # Cells at the border of a mask have ink here: boxes are as without masks.
+  np.testing.assert_allclose(out['boxes'], moved[keep].clip(0, 1), atol=1e-5)
+
+
+def test_large_jitter_makes_boxes_around_what_masks_show():
+  features = with_masks(example(64, 64, 2))
+  features['boxes'] = features['extents'] = np.float32([[0, 0, 1, 1], [0, 0, 1, 1]])
+  features['masks'][:] = 0
+  features['masks'][0, 28:84, 56:] = 9  # a little of each cell counts
+  features['masks'][0, :56, :28] = 9  # in the crop below, not seen
+  features['masks'][1, :28, :28] = 255  # nothing of it is seen
+  out = run('lsj(64, (2, 2))', features, [0, 0.999])
+  assert out['label'].tolist() == [0]
+  # The last 64 of 128 pixels are seen: rows from 56 of 112 on, so 0 to (84 - 56) / 56.
+  np.testing.assert_allclose(out['boxes'], [[0, 0, 0.5, 1]], atol=1e-5)
+  none = {k: x[:0] for k, x in features.items() if k != 'image'}
+  out = run('lsj(64)', features | none, [0.9, 0.5])
+  assert (out['boxes'].shape, out['masks'].shape) == ((0, 4), (0, 112, 112))
+  assert run('lsj((20, 30))', {'image': features['image']}, [0.9, 0])['image'].any()
+
+
 def test_canvas():
   features = example(20, 30)
   out = run('canvas((24, 40))', features)
@@ -158,6 +254,8 @@ def test_canvas():
     ('detr_resize(8, 0)', ('longest=0',)),
     ('detr_crop(sides=(9, 4))', ('sides=(9, 4)',)),
     ('canvas("a")', ('size',)),
+    ('lsj(64, (2, 1))', ('scale=(2, 1)',)),
+    ('lsj(64, 1)', ('scale=1',)),
     ('canvas(9)|flip_lr|value_range(-1, 1)', ('canvas', 'last')),
   ],
 )

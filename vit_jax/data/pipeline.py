@@ -140,7 +140,10 @@ class Batches(abc.ABC):
     """Returns a line per source: its images and classes, and files that are left out."""
     several = len(parts := self.source.parts()) > 1
     return [
-      printable(part.describe('' if several else self.split)) for part, _ in parts
+      printable(
+        part.describe('' if several else self.split) + self._preprocess.surplus(part)
+      )
+      for part, _ in parts
     ]
 
   @property

@@ -159,6 +159,15 @@ class Preprocess:
       features[name] = tf.reshape(tf.io.decode_raw(row[name], tf.uint8), row['upright'])
     return features
 
+  def surplus(self, source: Source) -> str:
+    """Returns how many examples of a source are longer than `pad_to` lets them be, or ''."""
+    text = ''
+    for op in self.on_host:
+      for name, most in getattr(op.apply, 'lengths', {}).items():
+        if number := int((source.lengths.get(name, np.zeros(0)) > most).sum()):
+          text += f'; {number:,} with more than {most} {name}, the others cut off'
+    return text
+
   def arrays(self, features: dict, u) -> dict:
     """Runs the host's ops on decoded features [..., *shape] and u [..., sum(draws)]."""
     return _run(self.on_host, features, u)

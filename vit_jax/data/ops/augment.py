@@ -105,11 +105,12 @@ class InceptionCrop:
     return geometry.each(one, images, u, [*self.size, images.shape[-1]], dtype)
 
 
-@op('flip_lr', draws=1, maps=('image', 'boxes', 'segments'))
+@op('flip_lr', draws=1, maps=('image', 'boxes', 'segments', 'masks', 'extents'))
 def flip_lr():
   """Mirrors half of the images, left to right: if u < 0.5.
 
-  Boxes are [..., n, 4]: top, left, bottom, right from 0 to 1; segments [..., H, W].
+  Boxes and extents of masks are [..., n, 4]: top, left, bottom, right from 0 to 1; segments
+  [..., H, W]; masks [..., n, h, w].
   """
 
   def apply(features, u):
@@ -119,14 +120,14 @@ def flip_lr():
     else:
       flipped = tf.where(u[..., None, None] < 0.5, tf.reverse(images, [-2]), images)
     out = {'image': flipped}
-    if 'boxes' in features:
-      top, left, bottom, right = tf.unstack(features['boxes'], axis=-1)
+    for name in [name for name in ('boxes', 'extents') if name in features]:
+      top, left, bottom, right = tf.unstack(features[name], axis=-1)
       mirrored = tf.stack([top, 1 - right, bottom, 1 - left], -1)
-      out['boxes'] = tf.where(u[..., None] < 0.5, mirrored, features['boxes'])
-    if 'segments' in features:
-      segments = features['segments']
-      mirrored = tf.reverse(segments, [-1])
-      out['segments'] = tf.where(u[..., None] < 0.5, mirrored, segments)
+      out[name] = tf.where(u[..., None] < 0.5, mirrored, features[name])
+    for name, draw in (('segments', u[..., None]), ('masks', u[..., None, None])):
+      if name in features:
+        mirrored = tf.reverse(features[name], [-1])
+        out[name] = tf.where(draw < 0.5, mirrored, features[name])
     return out
 
   return apply

@@ -30,6 +30,7 @@ class Source(abc.ABC):
     exif: apply the EXIF orientation, as for photographs from a camera. Not for
       published data sets, whose published numbers ignore it.
     remarks: ends the line that describes the source.
+    lengths: {name: int [N]}, lengths of a feature that differ by example, where known.
   """
 
   features: dict[str, Feature | ImageFeature | LabelFeature] = types.MappingProxyType(
@@ -41,6 +42,7 @@ class Source(abc.ABC):
   labels: np.ndarray | None = None
   exif: bool = False
   remarks: str = ''
+  lengths = types.MappingProxyType({})
   fingerprint: str
 
   @property

@@ -4,16 +4,32 @@ The lengths are of the runs of pixels down the first column, down the second, an
 the first run of zeros (it may be empty), the next of ones.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from vit_jax.errors import UserError
+
+_CHARACTERS = 7  # Most characters of a number in compressed form
 _FAR = 1_000_000  # pixels: pycocotools takes 80 bytes for each of an outline's length
 
 
 def encode(mask: np.ndarray) -> dict:
   """Returns the run lengths of a mask, bool [H, W]."""
-  from pycocotools import mask as mask_lib
+  return _library().encode(np.asfortranarray(mask, np.uint8))
 
-  return mask_lib.encode(np.asfortranarray(mask, np.uint8))
+
+def decode(runs: dict) -> np.ndarray:
+  """Returns the mask of run lengths as `encode` gives them, bool [H, W]."""
+  height, width = runs['size']
+  lengths = _lengths(runs['counts'])
+  pixels = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+  return pixels.reshape(width, height).T
+
+
+def areas(masks: Sequence[dict]) -> np.ndarray:
+  """Returns the number of pixels of each mask, int64 [n]."""
+  return np.array(_library().area([*masks]), np.int64)
 
 
 def read(segmentation, height: int, width: int) -> dict:
@@ -29,13 +45,14 @@ def read(segmentation, height: int, width: int) -> dict:
   Raises:
     ValueError, TypeError, KeyError, OverflowError: for anything else.
   """
-  from pycocotools import mask as mask_lib
-
+  mask_lib = _library()
   if isinstance(segmentation, dict):
     size, counts = list(segmentation['size']), segmentation['counts']
     if size != [height, width]:
       raise ValueError(f'its size is {size}, the image has {[height, width]}')
-    counts = _lengths(counts) if isinstance(counts, str) else list(counts)
+    counts = (
+      _lengths(counts.encode('ascii')) if isinstance(counts, str) else list(counts)
+    )
     whole = min(counts) >= 0 and not any(n % 1 for n in counts)
     if not whole or sum(counts) != height * width:
       raise ValueError(f'its run lengths do not fill {height} x {width} pixels')
@@ -53,20 +70,31 @@ def read(segmentation, height: int, width: int) -> dict:
   return mask_lib.merge(mask_lib.frPyObjects(polygons, height, width))
 
 
-def _lengths(text: str) -> list[int]:
+def _lengths(text: bytes) -> list[int]:
   """Returns the run lengths of COCO's compressed form.
 
   A character holds 5 bits above its code of 48, the lowest first, and a sixth where the
   number goes on. From the fourth number on, it is the difference to the last but one.
   """
-  lengths, value, shift = [], 0, 0
-  for code in text.encode('ascii'):
-    value |= (code - 48 & 31) << shift
-    shift += 5
-    if not code - 48 & 32:
-      value -= (value >> shift - 1) << shift  # the highest bit is the sign
-      lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
-      value = shift = 0
-    elif shift > 30:
-      raise ValueError('its run lengths are too long')
-  return lengths
+  codes = np.frombuffer(text, np.uint8).astype(np.int64) - 48
+  last = np.flatnonzero(codes & 32 == 0)
+  first = np.concatenate([[0], last[:-1] + 1])
+  sizes = last - first + 1 if len(last) else np.array([len(codes)])
+  if sizes.sum() < len(codes) or sizes.max() > _CHARACTERS or not len(last):
+    raise ValueError('its run lengths are not complete, or too long')
+  place = np.arange(len(codes)) - np.repeat(first, sizes)
+  lengths = np.add.reduceat((codes & 31) << 5 * place, first)
+  lengths -= (lengths >> 5 * sizes - 1) << 5 * sizes  # the highest bit is the sign
+  for start in (1, 2):
+    lengths[start::2] = np.cumsum(lengths[start::2])
+  return lengths.tolist()
+
+
+def _library():
+  try:
+    from pycocotools import mask
+  except ImportError:
+    raise UserError(
+      "COCO's masks need pycocotools: pip install 'vit_jax[detection]'."
+    ) from None
+  return mask

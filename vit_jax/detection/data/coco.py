@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.data import image_file
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import fingerprint
-from vit_jax.detection.coco import files
+from vit_jax.detection.coco import files, rle
 from vit_jax.detection.coco.objects import Truth, grouped
 from vit_jax.detection.data import objects
 from vit_jax.errors import BadImage
@@ -33,9 +33,11 @@ class Coco(objects.Objects):
   Args:
     target: see above.
     split: a split expression, see `splits`.
+    masks: whether examples have their objects' masks, too, see `objects.of_masks`. Then
+      objects whose mask has no pixel inside the image are left out and counted.
   """
 
-  def __init__(self, target: str, split: str):
+  def __init__(self, target: str, split: str, *, masks: bool = False):
     self.name = f'coco:{target}'
     places = _splits(target)
     names = {name for name, _, _ in splits.parse(split)}
@@ -46,7 +48,7 @@ class Coco(objects.Objects):
     (name,) = names
     splits.check_name(name, places, self.name)
     self._file, self._folder = places[name]
-    whole = files.truth(self._file)
+    whole = files.truth(self._file, masks)
     sizes = {name: len(whole.image_ids)}
     parts = splits.select(split, sizes, self.name)
     self._rows = np.concatenate([rows for _, rows in parts])
@@ -54,11 +56,18 @@ class Coco(objects.Objects):
     self._check()
     self.class_names = truth.class_names
     self.num_classes = len(truth.class_names)
-    self._set_boxes()
+    if masks:
+      self.features = {**self.features, **objects.MASKS}
+    self._set_objects()
     self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     arrays = truth.image, truth.category, truth.boxes, truth.crowd, truth.sizes
     self.fingerprint = fingerprint(
-      [*truth.file_names, self.class_names, *(x.tobytes() for x in arrays)]
+      [
+        *truth.file_names,
+        self.class_names,
+        *(x.tobytes() for x in arrays),
+        *(x['counts'] for x in truth.masks or ()),
+      ]
     )
 
   def __len__(self) -> int:
@@ -75,7 +84,7 @@ class Coco(objects.Objects):
     return os.path.join(self._folder, self._truth.file_names[index])
 
   def truth(self, masks: bool = False) -> Truth:
-    if not masks:
+    if not masks or self._truth.masks is not None:
       return self._truth
     return files.truth(self._file, masks=True).of_images(self._rows)
 
@@ -96,14 +105,17 @@ class Coco(objects.Objects):
         f'{self._folder}, the first is {missing[0]!r}'
       )
 
-  def _set_boxes(self) -> None:
+  def _set_objects(self) -> None:
     truth = self._truth
     sizes = truth.sizes[truth.image]
     low = truth.boxes[:, 1::-1]  # top, left
     corners = np.concatenate([low, low + truth.boxes[:, 3:1:-1]], 1)
     inside = corners.clip(0, np.tile(sizes, 2))
     filled = (inside[:, 2:] > inside[:, :2]).all(1)
-    keep = filled & ~truth.crowd
+    shown = np.ones_like(filled)
+    if truth.masks is not None:
+      shown = rle.areas(truth.masks) > 0
+    keep = filled & shown & ~truth.crowd
     counts = {
       'objects': len(keep),
       'crowds, not trained on': truth.crowd.sum(),
@@ -111,13 +123,17 @@ class Coco(objects.Objects):
       'boxes without an area inside the image, left out': (
         ~filled & ~truth.crowd
       ).sum(),
+      'masks without a pixel inside the image, left out': (
+        filled & ~shown & ~truth.crowd
+      ).sum(),
     }
     self.remarks = ', '.join(f'{n:,} {noun}' for noun, n in counts.items() if n)
     rows = np.flatnonzero(keep)
     fractions = (inside / np.tile(sizes, 2)).astype(np.float32)
-    groups = [rows[group] for group in grouped(truth.image[rows], len(self))]
-    self._boxes = [fractions[group] for group in groups]
-    self._labels = [truth.category[group].astype(np.int32) for group in groups]
+    self._objects = [rows[group] for group in grouped(truth.image[rows], len(self))]
+    self._boxes = [fractions[group] for group in self._objects]
+    self._labels = [truth.category[group].astype(np.int32) for group in self._objects]
+    self.lengths = {'boxes': np.array([len(group) for group in self._objects])}
 
   def _content(self, index: int) -> dict:
     from PIL import Image
@@ -134,7 +150,10 @@ class Coco(objects.Objects):
     if shape != (expected := self._truth.sizes[index].tolist()):
       size = '{} x {}'.format
       return {'error': f'is {size(*shape)}, annotated as {size(*expected)}'}
-    return {'image': data}
+    if (masks := self._truth.masks) is None:
+      return {'image': data}
+    shown = (rle.decode(masks[row]) for row in self._objects[index])
+    return {'image': data, **objects.of_masks(shown)}
 
 
 def _splits(target: str) -> dict[str, tuple[str, str]]:

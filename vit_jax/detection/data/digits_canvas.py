@@ -35,13 +35,16 @@ class DigitsCanvas(objects.Objects):
     split: a split expression, see `splits`.
     segments: whether an example also has 'segments', uint8 [64, 64]: 0 for the
       background, 1 + digit for a digit's mask.
+    masks: whether it also has the digits' masks, see `objects.of_masks`.
   """
 
-  def __init__(self, target: str, split: str, *, segments: bool = False):
+  def __init__(
+    self, target: str, split: str, *, segments: bool = False, masks: bool = False
+  ):
     if target:
       raise ValueError(f"Source 'digits_canvas' takes no path, got {target!r}")
     self.name = 'digits_canvas'
-    self._segments = segments
+    self._segments, self._masks = segments, masks
     self._digits = {name: arrays.Digits('', name) for name in _SIZES}
     self._rows = [
       (name, row)
@@ -54,7 +57,11 @@ class DigitsCanvas(objects.Objects):
       self.features['segments'] = Feature(
         (_SIDE, _SIDE), 'uint8', located=True, classes=('background', *self.class_names)
       )
-    self.fingerprint = fingerprint(('digits_canvas 1', _SIDE, _MOST, split, segments))
+    if masks:
+      self.features |= objects.MASKS
+    # Without masks as it was before there were any.
+    options = (segments, masks) if masks else (segments,)
+    self.fingerprint = fingerprint(('digits_canvas 1', _SIDE, _MOST, split, *options))
 
   def __len__(self) -> int:
     return len(self._rows)
@@ -77,6 +84,8 @@ class DigitsCanvas(objects.Objects):
         example['segments'] = np.zeros(canvas.shape, np.uint8)
         for _, mask, label in pasted:
           example['segments'][mask] = 1 + label
+      if self._masks:
+        example |= objects.of_masks(mask for _, mask, _ in pasted)
       out.append(example)
     return out
 

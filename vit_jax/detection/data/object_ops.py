@@ -1,8 +1,9 @@
-"""Ops of detection: DETR's sizes and crops, and canvases of one size.
+"""Ops of detection: DETR's sizes and crops, large jitter, and canvases of one size.
 
 All work on one example at a time. Boxes are fractions of height and width, so resizing
 does not change them. A crop moves them with the pixels, cuts them off at its border, and
-drops boxes without an area left, with their labels.
+drops boxes without an area left, with their labels and masks. The extents of masks move
+likewise, but are not cut off: they may reach below 0 and above 1, as the masks do.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from vit_jax.errors import BadImage
 # most 1333. In its code the shorter side is 400, 500 or 600 when the crop is taken.
 SIZES = tuple(range(480, 801, 32))
 LONGEST, FIRST, SIDES = 1333, (400, 500, 600), (384, 600)
+_CROPPED = ('image', 'boxes', 'label', 'masks', 'extents')
+_LEAST = 1e-6  # A box's sides, as parts of the image's: float32 rounds by less.
 # A side, or several of which one is drawn.
 Sizes = arguments.Side | Annotated[Sequence[arguments.Side], nonempty]
 
@@ -46,7 +49,7 @@ def detr_resize(sizes: Sizes = SIZES, longest: arguments.Side = LONGEST):
   return apply
 
 
-@op('detr_crop', draws=7, maps=('image', 'boxes', 'label'))
+@op('detr_crop', draws=7, maps=_CROPPED)
 def detr_crop(
   sizes: Sizes = SIZES,
   longest: arguments.Side = LONGEST,
@@ -71,11 +74,47 @@ def detr_crop(
       H, W = geometry.height_width(image)
       height, width = side(H, u[3]), side(W, u[4])
       y, x = _whole(u[5], 0, H - height), _whole(u[6], 0, W - width)
-      moved = {**features, 'image': image}
-      return _window(moved, y, x, height, width)
+      objects = _inside(features, (H, W), (y, x), (height, width))
+      return {'image': image[y : y + height, x : x + width], **objects}
 
     out = tf.cond(u[0] < 0.5, cropped, lambda: features)
     return {**out, 'image': _resized(out['image'], sizes, longest, u[2:3])}
+
+  return apply
+
+
+@op('lsj', draws=2, maps=_CROPPED)
+def lsj(size: arguments.Size = 1024, scale: arguments.Interval = (0.1, 2.0)):
+  """Large-scale jitter: resizes by a random factor, and crops what is larger than (h, w).
+
+  arXiv 2012.07177, as detectron2's ResizeScale and FixedSizeCrop: the factor, drawn within
+  `scale`, multiplies the size at which the whole image just fits. One random number places
+  the crop in both directions. `canvas(size)` then pads what is smaller. Where examples have
+  masks, boxes are made anew around what the crop shows of them, up to a cell of the mask.
+  """
+  target, (low, high) = arguments.size_pair(size), scale
+
+  def apply(features, u):
+    tf = lazy_tf.load()
+    image = features['image']
+    shape = tf.cast(tf.shape(image)[:2], tf.float64)
+    factor = tf.cast(low + u[0] * (high - low), tf.float64)
+    whole = tf.round(shape * tf.reduce_min(target / shape * factor))
+    whole = tf.maximum(tf.cast(whole, tf.int32), 1)
+    window = tf.minimum(whole, target)
+    start = tf.cast(tf.round(tf.cast(whole - window, tf.float32) * u[1]), tf.int32)
+    # Pixels outside of the crop are not computed.
+    pixels = tf.raw_ops.ScaleAndTranslate(
+      images=image[None],
+      size=window,
+      scale=tf.cast(whole, tf.float32) / tf.cast(shape, tf.float32),
+      translation=-tf.cast(start, tf.float32),
+      kernel_type='triangle',
+      antialias=True,
+    )
+    pixels = tf.ensure_shape(pixels[0], [None, None, image.shape[-1]])
+    objects = _inside(features, whole, start, window, tighten=True)
+    return {'image': geometry.to_levels(pixels, image.dtype, clip=False), **objects}
 
   return apply
 
@@ -122,21 +161,41 @@ def _several(sizes: int | Sequence[int]) -> tuple[int, ...]:
   return (sizes,) if isinstance(sizes, int) else tuple(sizes)
 
 
-def _window(features: dict, y, x, height, width) -> dict:
-  """Returns an example's image, boxes and labels inside a window, given in pixels."""
-  image = features['image']
-  out = {'image': image[y : y + height, x : x + width]}
-  if 'boxes' not in features:
-    return out
+def _inside(features: dict, whole, start, size, tighten: bool = False) -> dict:
+  """Returns an example's objects inside a window of its image.
+
+  Args:
+    whole, start, size: (height, width) of the image, the window's first pixel, and its
+      height and width, in pixels of the same image.
+    tighten: whether boxes become those around the masks that the window shows.
+  """
   tf = lazy_tf.load()
-  whole = tf.cast(tf.tile(tf.shape(image)[:2], [2]), tf.float32)
-  corner = tf.cast(tf.stack([y, x, y, x]), tf.float32)
-  side = tf.cast(tf.stack([height, width, height, width]), tf.float32)
-  out |= {k: v for k, v in features.items() if k in ('boxes', 'label')}
-  out['boxes'] = tf.clip_by_value((out['boxes'] * whole - corner) / side, 0, 1)
-  keep = tf.reduce_all(out['boxes'][:, 2:] > out['boxes'][:, :2], -1)
-  keep = {k: tf.boolean_mask(v, keep) for k, v in out.items() if k != 'image'}
-  return out | keep
+  out = {k: features[k] for k in _CROPPED[1:] if k in features}
+  if 'boxes' not in out:
+    return out
+  whole, start, size = (
+    tf.cast(tf.tile(x, [2]), tf.float32) for x in (whole, start, size)
+  )
+  for name in [name for name in ('boxes', 'extents') if name in out]:
+    out[name] = (out[name] * whole - start) / size
+  if tighten and 'masks' in out:
+    out['boxes'] = _around(out['masks'], out['extents'])
+  out['boxes'] = boxes = tf.clip_by_value(out['boxes'], 0, 1)
+  keep = tf.reduce_all(boxes[:, 2:] - boxes[:, :2] > _LEAST, -1)
+  return {k: tf.boolean_mask(v, keep) for k, v in out.items()}
+
+
+def _around(masks, extents):
+  """Returns the boxes around the cells of masks that cover any of the image; else 1, 1, 0, 0."""
+  tf = lazy_tf.load()
+  ends = tf.linspace(extents[:, :2], extents[:, 2:], masks.shape[-1] + 1, axis=-1)
+  low, high = ends[..., :-1], ends[..., 1:]  # [n, 2, SIDE]
+  shown = (low < 1) & (high > 0)
+  cells = (masks > 0) & shown[:, 0, :, None] & shown[:, 1, None, :]
+  some = tf.stack([tf.reduce_any(cells, axis) for axis in (2, 1)], 1)
+  first = tf.reduce_min(tf.where(some, low, 1), -1)
+  last = tf.reduce_max(tf.where(some, high, 0), -1)
+  return tf.concat([first, last], -1)
 
 
 def _whole(u, least, most):
