@@ -1,0 +1,1 @@
+"""Boxes as regions of a map: anchors, box codes, assignment, suppression and RoIAlign."""

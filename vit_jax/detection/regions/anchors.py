@@ -1,0 +1,48 @@
+"""Anchors: boxes of a few sizes and ratios around every position of a map.
+
+"Faster R-CNN", arXiv 1506.01497, section 3.1.1; one size for each level of a pyramid in
+arXiv 1612.03144, section 4.1.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def cell(
+  sizes: Sequence[float], ratios: Sequence[float], rounded: bool = False
+) -> np.ndarray:
+  """Returns the anchors around one position, [A, 4] corners relative to it.
+
+  Args:
+    sizes: square roots of areas, in pixels; sizes change slowest.
+    ratios: heights divided by widths.
+    rounded: to whole pixels.
+  """
+  s, r = np.meshgrid(np.float64(sizes), np.float64(ratios), indexing='ij')
+  half = np.stack([s / np.sqrt(r), s * np.sqrt(r)], -1).reshape(-1, 2) / 2
+  corners = np.concatenate([-half, half], 1)
+  return (corners.round() if rounded else corners).astype(np.float32)
+
+
+def anchors(
+  grid: tuple[int, int],
+  strides: tuple[float, float],
+  cell: np.ndarray,
+  offset: float = 0.0,
+) -> np.ndarray:
+  """Returns the anchors of a level, float32 [h w A, 4]: by row, column, then `cell`.
+
+  Args:
+    grid: (h, w) of the map.
+    strides: pixels between two positions, vertically and horizontally.
+    cell: [A, 4], see the function.
+    offset: place of a position in its cell, 0 for the corner and 0.5 for the centre.
+  """
+  y, x = (
+    (np.arange(n, dtype=np.float32) + np.float32(offset)) * np.float32(stride)
+    for n, stride in zip(grid, strides, strict=True)
+  )
+  y, x = np.meshgrid(y, x, indexing='ij')
+  places = np.stack([x, y, x, y], -1)[:, :, None]  # [h, w, 1, 4]
+  return (places + cell).reshape(-1, 4)

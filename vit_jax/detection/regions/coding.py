@@ -1,0 +1,65 @@
+"""Boxes as offsets from other boxes: "Rich feature hierarchies", arXiv 1311.2524, app. C.
+
+Boxes are float32 [..., 4], left, top, right, bottom in pixels; functions broadcast.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+# The largest offset of a side, so that its exponential stays finite: 16 pixels to 1000.
+CLAMP = math.log(1000 / 16)
+
+
+def encode(boxes: jax.Array, targets: jax.Array, weights) -> jax.Array:
+  """Returns the offsets [..., 4] (dx, dy, dw, dh) from boxes to targets.
+
+  A box or target without an area, such as padding, gives finite numbers without a meaning.
+
+  Args:
+    weights: factors of the four offsets.
+  """
+  (x, y, w, h), (X, Y, W, H) = _parts(boxes), _parts(targets)
+  # A padded box has no width; `where` before the division keeps gradients finite.
+  w, h, W, H = (jnp.where(n > 0, n, 1) for n in (w, h, W, H))
+  offsets = (X - x) / w, (Y - y) / h, jnp.log(W / w), jnp.log(H / h)
+  return jnp.stack(offsets, -1) * jnp.asarray(weights, jnp.float32)
+
+
+def decode(
+  deltas: jax.Array, boxes: jax.Array, weights, clamp_both: bool = False
+) -> jax.Array:
+  """Returns the boxes [..., 4] that are `deltas` away from `boxes`.
+
+  Args:
+    weights: the factors of `encode`.
+    clamp_both: whether offsets of sides are bounded from below as well as from above.
+  """
+  x, y, w, h = _parts(boxes)
+  deltas = deltas.astype(jnp.float32) / jnp.asarray(weights, jnp.float32)
+  sides = jnp.clip(deltas[..., 2:], -CLAMP if clamp_both else None, CLAMP)
+  x, y = deltas[..., 0] * w + x, deltas[..., 1] * h + y
+  w, h = jnp.exp(sides[..., 0]) * w, jnp.exp(sides[..., 1]) * h
+  return jnp.stack([x - 0.5 * w, y - 0.5 * h, x + 0.5 * w, y + 0.5 * h], -1)
+
+
+def clip(boxes: jax.Array, size: jax.Array) -> jax.Array:
+  """Returns boxes [..., 4] cut off at the border of an image.
+
+  Args:
+    size: [2], the image's height and width.
+  """
+  size = jnp.asarray(size, jnp.float32)
+  return jnp.clip(boxes, 0, jnp.stack([size[1], size[0]] * 2, -1))
+
+
+def sides(boxes: jax.Array) -> jax.Array:
+  """Returns width and height [..., 2]."""
+  return boxes[..., 2:] - boxes[..., :2]
+
+
+def _parts(boxes):
+  """Returns centre x, centre y, width and height."""
+  w, h = jnp.moveaxis(sides(boxes), -1, 0)
+  return boxes[..., 0] + 0.5 * w, boxes[..., 1] + 0.5 * h, w, h
