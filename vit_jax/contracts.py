@@ -1,15 +1,14 @@
 """The contracts between the parts of vit_jax, as Protocols.
 
-A model, task, evaluator or tuning method needs no base class: it has the attributes and
-methods below. A source is a subclass of `data.sources.base.Source`, which adds
-the rest. `tests/test_contracts.py` checks every entry of every table, and
-docs/guides/extending.md shows an example of each.
+A model, task or evaluator needs no base class: it has the attributes and methods below.
+Other parts have a class that says the same: a source is a `data.sources.base.Source`, a
+tuning method a `tune.method.Method`, a published format a `weights.formats.Format`; an op is
+a function, see `data.ops.registry.op`. `tests/test_contracts.py` checks every entry of every
+table, and docs/guides/extending.md shows an example of each.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Protocol
-
-import numpy as np
 
 # {'params': ..., and 'batch_stats': ... with batch norms}
 Variables = Mapping[str, Any]
@@ -81,62 +80,3 @@ class Evaluator(Protocol):
 
   def run(self, predict: Callable, variables: Variables) -> dict[str, float]:
     """Returns {name: number}; `predict(variables, batch)` is that of the task, not jitted."""
-
-
-class Source(Protocol):
-  """The examples of one split. Its keyword-only arguments are `source_options`."""
-
-  name: str  # as the user wrote it, for messages
-  num_classes: int | None
-  class_names: list[str] | None
-  # {name: the kind of value that an example holds}, see `data.features`.
-  features: Mapping[str, Any]
-  # Hexadecimal digits, a cheap hash that changes when the examples do: see
-  # `data.sources.base.fingerprint`.
-  fingerprint: str
-
-  def __init__(self, target: str, split: str, **options):
-    """Opens a split of 'scheme:target'."""
-
-  def __len__(self) -> int:
-    """Returns the number of examples."""
-
-  def read(self, indices: np.ndarray) -> list[dict]:
-    """Returns examples; one that cannot be read has an 'error', the reason."""
-
-
-class Op(Protocol):
-  """An op of a string pipeline: a function made by the factory that `data.ops` names."""
-
-  def __call__(self, images, u):
-    """Maps images [..., H, W, C], alone and in a batch alike, given numbers u in [0, 1)."""
-
-
-class Method(Protocol):
-  """A way to tune a model. Its fields are the config's `tune` section."""
-
-  trains_backbone: ClassVar[bool]  # whether it changes parameters of the model itself
-  by_block: ClassVar[bool]  # whether it treats each block on its own: not scanned ones
-
-  def rules(self, backbone) -> list[tuple[str, bool]]:
-    """Returns the rules for which of the model's parameters are trained."""
-
-  def added(self, backbone):
-    """Returns the Linen module that is added, see `tune.tuned`; None: nothing is."""
-
-  def folded(self, params: dict) -> dict:
-    """Returns {name: array}, the added parameters merged into the model's own."""
-
-
-class Format(Protocol):
-  """A published format of one family's files, see `weights.formats`."""
-
-  name: str  # the publisher's: google, big_vision, timm, hf, ...
-  family: str  # a key of `models.MODELS`
-  marker: str | tuple[str, ...]  # regexes of names that every such file has, few others
-
-  def read(self, arrays: dict[str, np.ndarray], facts):
-    """Returns (section `model`, {our name: array}), given the facts of its config."""
-
-  def write(self, flat: dict[str, np.ndarray], fields: dict, image_size, class_names):
-    """Returns ({their name: array}, config)."""

@@ -111,7 +111,7 @@ def test_boxes_follow_their_images(kind):
   ('op', 'facts'),
   [
     ('inception_crop(4)', ('inception_crop(4)', 'boxes')),
-    ('onehot', ('onehot', 'boxes:encoded')),
+    ('trim(1)', ('trim(1)', 'boxes:encoded')),
   ],
 )
 def test_ops_that_would_part_boxes_from_images(op, facts):

@@ -218,15 +218,6 @@ def test_decode_gives_arrays_their_channels():
   np.testing.assert_array_equal(run('decode', rgb), rgb)
 
 
-def test_onehot():
-  form = registry.parse('onehot')[0].apply(3)
-  rows = form([2, [0, 1], [], None], [None] * 4)
-  np.testing.assert_array_equal(rows, [[0, 0, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]])
-  form = registry.parse('onehot(4, on=0.9, off=0.1)')[0].apply(3)
-  rows = form([1, [1, 3]], [None, np.array([1, 0.5])])
-  np.testing.assert_allclose(rows, [[0.1, 0.9, 0.1, 0.1], [0.1, 0.9, 0.1, 0.5]])
-
-
 # --- random ops --------------------------------------------------------------------
 
 

@@ -98,12 +98,6 @@ def test_labels_for_several_classes(tmp_path):
   np.testing.assert_array_equal(batch['label'][:3, :3], labels)
   assert not batch['label'][3].any()
   assert pipeline.EvalBatches(*args).spec['label'].shape == (4, 3)
-  digits = pipeline.EvalBatches(
-    'digits', 'test', 'value_range(-1,1)|onehot(off=0.1)', 4
-  )
-  (batch,) = take(digits.iterate(), 1)
-  assert digits.spec['label'].shape == batch['label'].shape == (4, 10)
-  np.testing.assert_allclose(batch['label'][1], np.eye(10)[5] * 0.9 + 0.1)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +158,6 @@ def test_orientation_is_that_of_the_folder(tmp_path):
   ('change', 'facts'),
   [
     ({'pp': 'resize(8)'}, ("'resize(8)'", 'one value_range')),
-    ({'pp': 'onehot|onehot|value_range(0,1)'}, ('one op', 'labels')),
-    ({'pp': 'onehot(5)|value_range(0,1)'}, ('onehot(5)', 10)),
     ({'num_classes': 9}, ('0 to 9', 'num_classes=9', '0 to 8', 'digits#9')),
     ({'batch_size': 7, 'host': 0, 'hosts': 2}, ('batch_size=7', 2)),
     ({'source_options': {'size': 3}}, ('config.data.source_options.size',)),

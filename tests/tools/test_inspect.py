@@ -147,7 +147,7 @@ def test_objects_are_padded_as_the_pipeline_says(name, beside):
   config = recipe.load(name, [])
   opened = recipe.opened(config['data'])
   most = 100 if name == 'detr_coco' else 4
-  assert recipe._features(config, opened, [1344, 1344], 10) == {
+  assert recipe._features(config, opened, [1344, 1344]) == {
     'boxes': [[most, 4], 'float32'],
     'boxes_mask': [[most], 'float32'],
     'label': [[most], 'int32'],

@@ -65,7 +65,7 @@ def own_classes(features: Mapping, name: str) -> list[str] | None:
 
 
 # --- forms of labels ---------------------------------------------------------------------
-# MultiHot if a source has several labels an image, or the pipeline has an op for labels.
+# MultiHot if a source has several labels an image.
 
 
 class ClassIndex:
@@ -79,23 +79,21 @@ class ClassIndex:
 
 
 class MultiHot:
-  """`on` at each class that is a label of the image, `off` at the others."""
+  """1 at each class that is a label of the image, 0 at the others."""
 
   dtype = np.dtype(np.float32)
 
-  def __init__(self, num_classes: int, on: float = 1.0, off: float = 0.0):
+  def __init__(self, num_classes: int):
     self.shape = (num_classes,)
-    self._on, self._off = np.float32(on), np.float32(off)
 
   def __call__(self, labels: Sequence, weights: Sequence) -> np.ndarray:
     """Returns float32 [n, K] of n labels, each an int, some ints or None.
 
     Args:
-      weights: for each label float [k], or None: on is off + weight (on - off).
+      weights: for each label float [k] in place of 1, or None.
     """
-    out = np.full((len(labels), *self.shape), self._off, np.float32)
+    out = np.zeros((len(labels), *self.shape), np.float32)
     for row, label, weight in zip(out, labels, weights, strict=True):
       if label is not None:
-        on = self._on if weight is None else self._off + (self._on - self._off) * weight
-        row[np.asarray(label, np.int64)] = on
+        row[np.asarray(label, np.int64)] = 1 if weight is None else weight
     return out

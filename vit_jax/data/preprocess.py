@@ -25,7 +25,7 @@ _TRACED: dict = {}
 
 
 class Preprocess:
-  """The ops of `pp`, split into those of the host, of the label, of the device.
+  """The ops of `pp`, split into those of the host and of the device.
 
   Attributes:
     on_host: ops run by TensorFlow. A last `value_range` on uint8 images is left to the
@@ -41,17 +41,16 @@ class Preprocess:
   def __init__(self, pp: str, source: Source, num_classes: int):
     """Raises ValueError where `pp` is wrong, or does not fit the source."""
     self.pp, self._source = pp, source
-    ops = registry.parse(pp)
-    label_ops = [op for op in ops if op.kind == 'label']
-    ops = [op for op in ops if op.kind == 'image']
+    ops = list(registry.parse(pp))
     names = [op.name for op in ops if 'image' in op.maps]
     if source.image_shape is None and names[:1] != ['decode']:
       raise ValueError(f"{source.name} holds encoded images: begin with 'decode'")
     registry.check_images(names)
-    self.label = self._label_form(label_ops, num_classes)
-    features = {
-      k: f for k, f in source.features.items() if not isinstance(f, LabelFeature)
-    }
+    features, label = dict(source.features), source.features.get('label')
+    self.label = None
+    if isinstance(label, LabelFeature):
+      del features['label']
+      self.label = MultiHot(num_classes) if label.several else ClassIndex()
     self._check_located(ops, features)
     self._others = [k for k, f in features.items() if isinstance(f, Feature)]
     self._ragged = [name for name in self._others if features[name].ragged]
@@ -70,20 +69,6 @@ class Preprocess:
     self._target = None if self._of_pixels else registry.target_of_decode(ops)
     # At least one number: TensorFlow 2.21's unbatch crashes on rows of no elements.
     self.draws = tuple(op.draws for op in ops if op.draws) or (1,)
-
-  def _label_form(self, ops, num_classes):
-    if len(ops) > 1:
-      raise ValueError(f'more than one op for labels: {ops[1].text}')
-    feature = self._source.features.get('label')
-    if ops and not isinstance(feature, LabelFeature):
-      raise ValueError(
-        f'{ops[0].text} is for labels of whole images: {self._source.name} has none'
-      )
-    if ops:
-      return ops[0].apply(num_classes)
-    if not isinstance(feature, LabelFeature):
-      return None
-    return MultiHot(num_classes) if feature.several else ClassIndex()
 
   def _check_located(self, ops, features) -> None:
     located = [k for k, f in features.items() if isinstance(f, Feature) and f.located]

@@ -36,7 +36,7 @@ class SingleImage:
 
   def __init__(self, pp: str, masks: bool = False):
     ops = registry.parse(pp)
-    ops = [op for op in ops if op.kind == 'image' and 'image' in op.maps]
+    ops = [op for op in ops if 'image' in op.maps]
     self.pp = pp
     self.pads = any('image_mask' in op.maps for op in ops)
     with reported(f'pp {pp!r}'):

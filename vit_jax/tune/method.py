@@ -1,4 +1,4 @@
-"""The base of the tuning methods, see `contracts.Method`."""
+"""The base and contract of the tuning methods."""
 
 import dataclasses
 from typing import ClassVar

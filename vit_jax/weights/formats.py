@@ -65,7 +65,7 @@ class Format(NamedTuple):
 
   name: str  # google, big_vision, timm, hf, bit, authors, open_clip or detectron2
   family: str  # a key of models.MODELS
-  marker: str | tuple[str, ...]  # regexes of names that every such file has
+  marker: str | tuple[str, ...]  # regexes of names that every such file has, few others
   rules: Table | Callable[[Arrays, Facts], Table]
   infer: Callable[[Arrays], Fields]  # parameters -> fields of the model
   facts: Reader  # reads the config beside the arrays

@@ -19,7 +19,6 @@ from typing import Literal
 import numpy as np
 
 from vit_jax.check import Count
-from vit_jax.data.features import MultiHot
 from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import arguments, geometry, numpy_ops
 from vit_jax.data.ops.arguments import Method, Rounding, Side, Size
@@ -216,18 +215,6 @@ class ValueRange:
 
   def numpy(self, image):
     return self.scale_images(image.astype(np.float32), np.clip)
-
-
-@op('onehot', kind='label')
-def onehot(num_classes: Count | None = None, on: float = 1.0, off: float = 0.0):
-  """Labels as float32 [K]: `on` at each label of the example, `off` elsewhere."""
-
-  def apply(known_classes):
-    if num_classes is not None and num_classes < known_classes:
-      raise ValueError(f'onehot({num_classes}): the data has {known_classes} classes')
-    return MultiHot(num_classes or known_classes, on, off)
-
-  return apply
 
 
 @op('pad_to')

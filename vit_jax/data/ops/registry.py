@@ -34,7 +34,7 @@ class Op:
   """A registered op; in a pipeline, with its arguments.
 
   Attributes:
-    make: factory of the op's function. This and the next four: see `op`.
+    make: factory of the op's function. This and the next three: see `op`.
     text: as written in the pipeline.
     arguments: all arguments by name, defaults included.
     written: names of those that the text has.
@@ -44,7 +44,6 @@ class Op:
   name: str
   make: Callable
   draws: int
-  kind: str
   maps: tuple[str, ...]
   keeps_positions: bool
   text: str = ''
@@ -53,7 +52,7 @@ class Op:
   apply: Callable | None = None
 
   def __call__(self, features: dict, u) -> dict:
-    """Returns the features of an example, or of many, after an op of kind 'image'."""
+    """Returns the features of an example, or of many, after the op."""
     if self.maps == ('image',):
       return {**features, 'image': self.apply(features['image'], u)}
     mapped = {name: features[name] for name in self.maps if name in features}
@@ -108,7 +107,6 @@ def op(
   draws: int = 0,
   maps: tuple[str, ...] = ('image',),
   keeps_positions: bool = False,
-  kind: str = 'image',
 ):
   """Registers a factory under the name that pipelines use.
 
@@ -126,7 +124,6 @@ def op(
       depend on the arguments, the function has them as `maps`. Others stay as they are.
     keeps_positions: whether every pixel stays where it was, as a fraction of height and
       width: boxes then stay valid without being mapped.
-    kind: 'label' for an op on classes: K -> a form of labels, see `data.features`.
 
   An op that prediction needs too, without TensorFlow, returns `Twins` or has a `numpy`.
   """
@@ -134,7 +131,7 @@ def op(
   def register(make):
     if name in OPS and OPS[name].make.__module__ != make.__module__:
       raise ValueError(f'an op {name!r} exists already: choose another name')
-    OPS[name] = Op(name, make, draws, kind, maps, keeps_positions)
+    OPS[name] = Op(name, make, draws, maps, keeps_positions)
     return make
 
   return register
@@ -161,9 +158,7 @@ def _parse(pp: str) -> tuple[Op, ...]:
 def check(where: str, pp: str, _) -> None:
   """Refuses a pipeline that gives a model no image: a rule of `check`."""
   with reported(where):
-    check_images(
-      op.name for op in parse(pp) if op.kind == 'image' and 'image' in op.maps
-    )
+    check_images(op.name for op in parse(pp) if 'image' in op.maps)
 
 
 def check_images(names: Sequence[str]) -> None:

@@ -19,6 +19,9 @@ from vit_jax.errors import UserError
 class Source(abc.ABC):
   """Random access to the examples of one split. A new data set is one subclass.
 
+  Its `__init__(target, split, **options)` opens a split of 'scheme:target'; the keyword-only
+  options are the config's `source_options`.
+
   Attributes:
     features: {name: kind of value}, see `data.features`; there is always an 'image'.
     name: the source as the user wrote it, for messages and reports.
@@ -26,7 +29,7 @@ class Source(abc.ABC):
     class_names: K names, or None.
     labels: every example's label, int [N], if they are known without reading images, which
       allows to check them before training; else None.
-    fingerprint: a cheap hash that changes when the examples do.
+    fingerprint: a cheap hash, hexadecimal, that changes when the examples do.
     exif: apply the EXIF orientation, as for photographs from a camera. Not for
       published data sets, whose published numbers ignore it.
     remarks: ends the line that describes the source.

@@ -101,7 +101,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'exaflops': flops.exa_training(size.operations, steps * batch),
     'tune': config['tune']['method'],
     'beside': tasks.of(config).OWN,
-    'features': _features(config, source, resolution, classes),
+    'features': _features(config, source, resolution),
   }
 
 
@@ -159,7 +159,7 @@ def render_memory(record: dict) -> str:
   )
 
 
-def _features(config: dict, source, size: list[int], classes) -> dict[str, list]:
+def _features(config: dict, source, size: list[int]) -> dict[str, list]:
   """Returns {name: [shape, dtype]} of an example besides its image.
 
   No op resizes the other features, so that their shapes are those of the batch.
@@ -175,8 +175,7 @@ def _features(config: dict, source, size: list[int], classes) -> dict[str, list]
   features = {}
   for name, feature in declared.items():
     if isinstance(feature, LabelFeature):
-      one_hot = tasks.of(config).CLASSES and any(op.kind == 'label' for op in ops)
-      features[name] = [[classes], 'float32'] if one_hot else [[], 'int32']
+      features[name] = [[], 'int32']
     elif isinstance(feature, Feature) and not feature.ragged:
       features[name] = [list(feature.shape), feature.dtype]
     # A ragged feature without a length is an error of the task.
