@@ -180,6 +180,12 @@ def _nobody_reads() -> bool:
   return True
 
 
+def show(args: argparse.Namespace, record: dict, text: str) -> int:
+  """Prints the record with --json and the text without; returns 0."""
+  print_json(record) if args.json else print(text)
+  return 0
+
+
 def print_json(record: dict) -> None:
   """Prints one JSON object as one line; NaN and infinities, which JSON lacks, as null."""
   record = json.loads(json.dumps(record), parse_constant=lambda name: None)

@@ -53,11 +53,7 @@ def main(argv: list[str]) -> int:
     rate = row.pop('flops_per_s', None)
     row['mfu'] = rate and rate / peaks[row['dtype']]['flops_per_s']
   record = {'machine': this_machine(), 'peak': peaks, 'rows': rows}
-  if args.json:
-    cli.print_json(record)
-  else:
-    print(_table(record))
-  return 0
+  return cli.show(args, record, _table(record))
 
 
 class Subject:

@@ -47,14 +47,11 @@ def main(argv: list[str]) -> int:
   else:
     files, params = weights.write(loaded, args.dest, to)
   files = [str(path) for path in files]
-  if args.json:
-    record = {'files': files, 'to': to or 'tuned', 'params': params}
-    cli.print_json({'source': args.source, 'step': loaded.step, **record})
-    return 0
+  record = {'files': files, 'to': to or 'tuned', 'params': params}
   how = f'written as {to}' if to else 'that were tuned'
   lines = f'{args.source} ({loaded.origin})', f'{params:,} parameters {how}:', *files
-  print('\n  '.join(lines))
-  return 0
+  record |= {'source': args.source, 'step': loaded.step}
+  return cli.show(args, record, '\n  '.join(lines))
 
 
 def _zero_shot(args, loaded):

@@ -52,11 +52,7 @@ def main(argv: list[str]) -> int:
   cli.add_json_option(parser)
   args = parser.parse_args(argv)
   record = examine(args.expect)
-  if args.json:
-    cli.print_json(record)
-  else:
-    print(_render(record))
-  return 0 if record['ok'] else 1
+  return cli.show(args, record, _render(record)) or int(not record['ok'])
 
 
 def examine(expected: str | None = None) -> dict:

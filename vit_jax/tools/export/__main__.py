@@ -64,11 +64,7 @@ def main(argv: list[str]) -> int:
   record |= {'files': [str(file) for file in made_files], 'params': made.params}
   record |= {'platforms': platforms, 'outputs': list(about['outputs'])}
   record |= {'difference': difference}
-  if args.json:
-    cli.print_json(record)
-  else:
-    print(_render(record))
-  return 0
+  return cli.show(args, record, _render(record))
 
 
 def _difference(expected: dict, actual: dict) -> float:

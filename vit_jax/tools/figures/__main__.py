@@ -62,13 +62,10 @@ def main(argv: list[str]) -> int:
   for suffix in args.format:
     written.append(out / f'{args.name}.{suffix}')
     plots.save(drawn.figure, written[-1])
-  if args.json:
-    record = {'figure': args.name, 'source': getattr(args, 'source', None)}
-    record |= {'files': [str(path) for path in written], 'notes': list(drawn.notes)}
-    cli.print_json(record)
-    return 0
-  print('\n'.join([*drawn.notes, f'written: {", ".join(map(str, written))}']))
-  return 0
+  record = {'figure': args.name, 'source': getattr(args, 'source', None)}
+  record |= {'files': [str(path) for path in written], 'notes': list(drawn.notes)}
+  text = '\n'.join([*drawn.notes, f'written: {", ".join(record["files"])}'])
+  return cli.show(args, record, text)
 
 
 def _layer(text: str) -> int | str:

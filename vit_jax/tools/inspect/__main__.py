@@ -53,11 +53,7 @@ def main(argv: list[str]) -> int:
     options = args.resolution, args.classes or None, args.set, args.examples
     record = model.describe(args.model, *options)
     text = model.render(record)
-  if args.json:
-    cli.print_json(record)
-  else:
-    print(text)
-  return 0
+  return cli.show(args, record, text)
 
 
 def _question(args, parser) -> str:
