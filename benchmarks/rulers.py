@@ -148,7 +148,6 @@ def main(argv: list[str]) -> int:
   parser.add_argument('--resolution', type=cli.resolution, default=(224, 224))
   parser.add_argument('--tpu', type=cli.words(list(tpu.GENERATIONS)), default=['v5e'])
   parser.add_argument('--big_vision', metavar='CHECKOUT', help='compile its ViT, too')
-  cli.add_json_option(parser)
   args = parser.parse_args(argv)
   tpu.prepare()
   folder = record_schedules()

@@ -42,10 +42,13 @@ def exit_on_interrupt() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-  """A command's arguments, and --import; raises UserError where argparse would exit."""
+  """A command's arguments, --import and --json; raises UserError where argparse exits."""
 
-  def __init__(self, *args, **options):
+  def __init__(self, *args, json: bool = True, **options):
     super().__init__(*args, **options)
+    if json:
+      text = 'one JSON object instead of the text'
+      self.add_argument('--json', action='store_true', help=text)
     text = 'a file that registers losses, ops, ... of your own, such as your config'
     self.add_argument('--import', action=_Import, metavar='FILE.py', help=text)
 
@@ -119,13 +122,6 @@ def refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
   for name in names:
     if getattr(args, name) not in (None, {}):
       raise UserError(f'--{name} {why}.')
-
-
-def add_json_option(parser: argparse.ArgumentParser) -> None:
-  """Adds --json."""
-  parser.add_argument(
-    '--json', action='store_true', help='one JSON object instead of the text'
-  )
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:

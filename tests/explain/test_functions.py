@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from tests.support import naming
-from vit_jax.explain import attention, filters
-from vit_jax.explain.filters import filters_pca
-from vit_jax.explain.positions import posemb_similarity
+from vit_jax.explain import attention
+from vit_jax.explain.parameters import filters_pca, posemb_similarity, to_show
 from vit_jax.explain.saliency import gradient_times_input, integrated_gradients
 
 rollout = jax.jit(attention.rollout, static_argnums=(1, 2))
@@ -132,10 +131,10 @@ def test_all_components_explain_everything():
   assert result.filters.shape == (12, 2, 2, 3)
   assert result.explained.sum() == pytest.approx(1)
   assert (np.diff(result.explained) <= 0).all()
-  shown = filters.to_show(result.filters)
+  shown = to_show(result.filters)
   assert (shown.min((1, 2, 3)) == 0).all()
   assert (shown.max((1, 2, 3)) == 1).all()
-  np.testing.assert_array_equal(filters.to_show(np.ones((1, 2, 2, 1))), 0)
+  np.testing.assert_array_equal(to_show(np.ones((1, 2, 2, 1))), 0)
 
 
 def test_saliency_of_functions_with_known_gradients():

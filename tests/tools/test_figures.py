@@ -12,8 +12,7 @@ import vit_jax
 from tests.support import GOLDEN, naming
 from tests.support.figures import draw, run, small_figures  # noqa: F401
 from vit_jax import explain, weights
-from vit_jax.explain.filters import filters_pca
-from vit_jax.explain.positions import posemb_similarity
+from vit_jax.explain.parameters import filters_pca, posemb_similarity
 from vit_jax.tools.figures import maps, parameters
 
 TOKEN = GOLDEN / 'vit_google_token.npz'

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
   """Trains, judges and writes the table; returns the exit code."""
   names = list(dict.fromkeys(claim.ablation for claim in CLAIMS))
   title, _, epilog = __doc__.split('\n\n')
-  parser = cli.Parser('vit_jax paper', description=title, epilog=epilog)
+  parser = cli.Parser('vit_jax paper', description=title, epilog=epilog, json=False)
   add = parser.add_argument
   add('--out', metavar='DIR', default='runs/paper', help='default: %(default)s')
   only = dict(type=cli.words(names), default=names, metavar='NAME,NAME')

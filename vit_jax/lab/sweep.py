@@ -84,7 +84,6 @@ def add_options(parser: argparse.ArgumentParser, out: str) -> None:
   add('--discard', action='store_true', help='keep no checkpoints of finished runs')
   add('--out', metavar='DIR', help=f'default: {out}')
   add('--dry_run', action='store_true', help='only list the runs')
-  cli.add_json_option(parser)
 
 
 def default_out(args: argparse.Namespace) -> str:

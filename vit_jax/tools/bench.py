@@ -318,7 +318,6 @@ def _parse(argv: list[str]):
   add('--steps', type=cli.positive, help='of a row; default: as many as take 10 s')
   add('--set', action=cli.Fields, help='a field of the model: --set remat=full')
   add('--tune', action=cli.Fields, help='a key of config.tune: --tune method=lora')
-  cli.add_json_option(parser)
   args = parser.parse_args(argv)
   if args.tune and 'method' not in args.tune:
     parser.error('--tune KEY=VALUE belongs to a method: --tune method=NAME')

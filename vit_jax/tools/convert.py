@@ -108,7 +108,6 @@ def _parser() -> cli.Parser:
   add('--to', choices=('google', 'timm', 'hf', 'authors', 'open_clip', 'detectron2'))
   add('--tuned_only', action='store_true', help='the trained parameters alone')
   zero_shot.add_options(parser)
-  cli.add_json_option(parser)
   return parser
 
 

@@ -49,7 +49,6 @@ def main(argv: list[str]) -> int:
   parser = cli.Parser('vit_jax doctor', description=__doc__.split('\n')[0])
   platforms = ('cpu', 'gpu', 'tpu')
   parser.add_argument('--expect', choices=platforms, help='fail on other devices')
-  cli.add_json_option(parser)
   args = parser.parse_args(argv)
   record = examine(args.expect)
   return cli.show(args, record, _render(record)) or int(not record['ok'])

@@ -162,7 +162,6 @@ def _parser() -> cli.Parser:
   add('--pp', help='preprocessing in place of that of the weights')
   batch = 'images per step; default: 256, on CPUs 32'
   add('--batch', type=cli.positive, help=batch)
-  cli.add_json_option(parser)
   return parser
 
 

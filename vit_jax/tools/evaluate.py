@@ -198,7 +198,6 @@ def _parser() -> cli.Parser:
   batch = f'images per step; default: {_BATCH}, for a detector 8'
   add('--batch', type=cli.positive, help=batch)
   add('--out', metavar='DIR', help='for the tables')
-  cli.add_json_option(parser)
   return parser
 
 

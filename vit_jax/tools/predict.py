@@ -136,7 +136,6 @@ def _parser() -> cli.Parser:
   batch = f'images per step; default: {_BATCH}, for a detector 1'
   add('--batch', type=cli.positive, help=batch)
   importlib.import_module(_DETECTION).add_options(parser)
-  cli.add_json_option(parser)
   return parser
 
 

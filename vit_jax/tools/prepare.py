@@ -57,7 +57,10 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser(
-    'vit_jax prepare', description=__doc__.split('\n')[0], allow_abbrev=False
+    'vit_jax prepare',
+    description=__doc__.split('\n')[0],
+    allow_abbrev=False,
+    json=False,
   )
   kinds = parser.add_subparsers(dest='data_set', required=True, metavar='DATA_SET')
   synsets = kinds.add_parser('imagenet21k', help='from its tar of one tar per class')
@@ -73,7 +76,6 @@ def _parser() -> cli.Parser:
     add('--beam_runner', help='DataflowRunner, FlinkRunner, DirectRunner, ...')
     beam = 'project=P,region=R,temp_location=gs://B/tmp,...'
     add('--beam_pipeline_options', default='', metavar='KEY=VALUE,...', help=beam)
-    cli.add_json_option(one)
   return parser
 
 

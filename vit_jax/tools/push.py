@@ -226,7 +226,6 @@ def _parser() -> cli.Parser:
   add('--license', metavar='ID', help="stated in the card: 'apache-2.0'")
   add('--dry_run', action='store_true', help='write the folder only')
   add('--out', metavar='FOLDER', help='keep it there; --dry_run: OWNER-NAME by default')
-  cli.add_json_option(parser)
   return parser
 
 

@@ -228,7 +228,6 @@ def _parser() -> cli.Parser:
   add('--page', metavar='FILE.html', help='write a page of pictures')
   add('--folder', help='of the images, if it moved')
   add('--source', metavar='SOURCE', help='of the weights, if they moved')
-  cli.add_json_option(parser)
   return parser
 
 

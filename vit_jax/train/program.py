@@ -57,6 +57,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
     ),
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
+    json=False,
   )
   parser.add_argument('--config', required=True, metavar='NAME|FILE.py[:ARGS]')
   parser.add_argument(

@@ -129,7 +129,6 @@ def _parser() -> cli.Parser:
   layers = 'features to return as well: pre_logits,block11'
   add('--layers', type=names, default=(), metavar='NAME,...', help=layers)
   add('--dtype', choices=tuple(_TOLERANCE), help='of compute; default: that of SOURCE')
-  cli.add_json_option(parser)
   return parser
 
 

@@ -81,7 +81,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   """Returns the arguments: `name`, those that all figures have, and its own."""
   if argv and not argv[0].startswith('-'):
     choose('figure', argv[0], list(NAMES))
-  parser = cli.Parser('vit_jax figures', description=__doc__.split('\n')[0])
+  summary = __doc__.split('\n')[0]
+  parser = cli.Parser('vit_jax figures', description=summary, json=False)
   names = parser.add_subparsers(
     dest='name', metavar='NAME', required=True, prog='vit_jax figures'
   )
@@ -107,7 +108,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
       add('--overlay', choices=('heat', 'mask'), default='heat', help=overlay)
     add('--out', metavar='DIR', default='figures', help='folder: %(default)s')
     add('--format', type=cli.words(FORMATS), default=['png'], help='png,pdf,svg')
-    cli.add_json_option(options)
   args, rest = parser.parse_known_args(argv)
   if rest:
     names.choices[args.name].error(f'unrecognized arguments: {" ".join(rest)}')

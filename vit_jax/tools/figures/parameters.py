@@ -8,9 +8,7 @@ import numpy as np
 
 from vit_jax import models, trees
 from vit_jax.errors import UserError
-from vit_jax.explain import filters as stem_filters
-from vit_jax.explain.filters import to_show
-from vit_jax.explain.positions import posemb_similarity
+from vit_jax.explain.parameters import filters_pca, posemb_similarity, to_show
 from vit_jax.nn.positions import ADDED, PositionEmbedding
 from vit_jax.tools import source
 from vit_jax.tools.figures.drawn import Drawn, grids
@@ -52,7 +50,7 @@ def filters(args) -> Drawn:
   colour = 'RGB' if coloured else 'Grey'
   if size == tuple(family.stride(models.fields_of(loaded.model))):
     n = min(28, math.prod(kernel.shape[:3]), kernel.shape[3])
-    components = stem_filters.filters_pca(kernel, n)
+    components = filters_pca(kernel, n)
     shown, explained = to_show(components.filters), components.explained
     title, across = f'{colour} embedding filters\n(first {n} principal components)', 7
     notes = (f'{n} components explain {explained.sum():.0%} of the variance.',)

@@ -128,7 +128,6 @@ def _parser() -> cli.Parser:
     f'cycles and memory on a slice such as v3:16x16, of {", ".join(tpu.GENERATIONS)}'
   )
   add('--tpu', metavar='SLICE', help=slices)
-  cli.add_json_option(parser)
   return parser
 
 

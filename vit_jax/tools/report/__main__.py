@@ -23,7 +23,6 @@ def main(argv: list[str]) -> int:
   add('runs', metavar='RUN', nargs='+', help="a run's folder")
   add('--out', metavar='FILE.html', help='default: report.html in or beside the first')
   add('--open', action='store_true', help='show it in the browser')
-  cli.add_json_option(parser)
   args = parser.parse_args(argv)
   if args.open and files.is_url(args.out or args.runs[0]):
     raise UserError('--open shows a file on disk: --out FILE.html names one.')
