@@ -53,6 +53,8 @@ def _dispatch(argv: list[str]) -> int:
     print(f'vit_jax {__version__} from {package} (Python {platform.python_version()})')
     return 0
   module, _ = choose('command', argv[0], COMMANDS)
+  if module.startswith('vit_jax.lab.'):  # they train
+    cli.exit_on_interrupt()  # before the imports, which take a while
   sys.argv[1:] = argv[1:]
   runpy.run_module(module, run_name='__main__', alter_sys=True)
   raise AssertionError(f'{module} did not end with sys.exit')

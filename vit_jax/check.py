@@ -51,13 +51,13 @@ class Range:
 
 
 class Section:
-  """A section that `consumer` reads; arguments as of `bind`."""
+  """A section that `consumer` reads; `provided` and the dict `extra` as of `bind`."""
 
-  def __init__(self, consumer, provided: Sequence[str] = ()):
-    self.consumer, self.provided = consumer, provided
+  def __init__(self, consumer, provided: Sequence[str] = (), **extra):
+    self.consumer, self.provided, self.extra = consumer, provided, extra
 
   def __call__(self, where: str, value, section) -> None:
-    bind(where, value, self.consumer, self.provided)
+    bind(where, value, self.consumer, self.provided, self.extra)
 
 
 class Named:

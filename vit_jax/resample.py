@@ -16,7 +16,7 @@ def matrix(old: int, new: int, method: str, antialias: bool) -> np.ndarray:
   """
   scale = max(old / new, 1.0) if antialias else 1.0
   at = (np.arange(new) + 0.5) * old / new - 0.5
-  kernel = {'bilinear': _triangle, 'bicubic': _keys}[method]
+  kernel = {'bilinear': triangle, 'bicubic': keys}[method]
   weights = kernel(np.abs(at[:, None] - np.arange(old)) / scale)
   return weights / weights.sum(1, keepdims=True)
 
@@ -29,15 +29,17 @@ def bicubic_of_edges(old: int, new: int, scale: float | None = None) -> np.ndarr
   """
   at = (np.arange(new) + 0.5) / (scale or new / old) - 0.5
   inside = np.arange(-2, old + 2)
-  weights = _keys(np.abs(at[:, None] - inside), a=-0.75)
+  weights = keys(np.abs(at[:, None] - inside), a=-0.75)
   return weights @ (np.clip(inside, 0, old - 1)[:, None] == np.arange(old))
 
 
-def _triangle(x):
+def triangle(x: np.ndarray) -> np.ndarray:
+  """The kernel of linear interpolation at distances x >= 0, in the dtype of x."""
   return np.maximum(0, 1 - x)
 
 
-def _keys(x, a=-0.5):
+def keys(x: np.ndarray, a: float = -0.5) -> np.ndarray:
+  """Keys' cubic convolution (1981) at distances x >= 0, in the dtype of x."""
   near = ((a + 2) * x - (a + 3)) * x * x + 1
   far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
   return np.where(x < 1, near, np.where(x < 2, far, 0.0))
@@ -46,7 +48,7 @@ def _keys(x, a=-0.5):
 def align_corners(old: int, new: int) -> np.ndarray:
   """Returns the [new, old] matrix of linear interpolation with the ends on the ends."""
   at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
-  return _triangle(np.abs(at[:, None] - np.arange(old)))
+  return triangle(np.abs(at[:, None] - np.arange(old)))
 
 
 def apply(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -72,9 +72,9 @@ def _check_evaluation(where: str, section: dict, evals: dict) -> None:
   Named(evaluators.EVALUATORS, 'type', **keys)(where, section, evals)
 
 
-def _check_checkpoints(where: str, section: dict, config: dict) -> None:
-  provided = ('directory', 'larger_is_better')
-  bind(where, section, checkpoints.Checkpoints, provided, {'patience': Count | None})
+_CHECKPOINT = Section(
+  checkpoints.Checkpoints, ('directory', 'larger_is_better'), patience=Count | None
+)
 
 
 def sections(
@@ -88,7 +88,7 @@ def sections(
   mesh: Annotated[dict, Section(sharding.make_mesh, provided=('devices',))] = {},
   sharding: Annotated[str | list[tuple[str, object]], _check_sharding] = 'fsdp',
   evals: dict[str, Annotated[dict, _check_evaluation]] = {},
-  checkpoint: Annotated[dict, _check_checkpoints] = {},
+  checkpoint: Annotated[dict, _CHECKPOINT] = {},
   log: Annotated[dict, Section(loggers.Log)] = {},
   kernels: Literal[kernels.MODES] = 'auto',
   seed: Seed = 0,

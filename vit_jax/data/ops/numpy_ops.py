@@ -7,6 +7,8 @@ here and 255 there), so all is float32, and every sum is in TensorFlow's order.
 
 import numpy as np
 
+from vit_jax.resample import keys, triangle
+
 _ONE = np.float32(1)
 _HALF = np.float32(0.5)
 # TensorFlow takes the weights of its bicubic without antialiasing from a table.
@@ -47,7 +49,7 @@ def _resize(image, height, width, method, antialias):
     rows, columns = (_neighbours(*n) for n in lengths)
     return _between(_between(x, 1, *columns), 0, *rows)
   if antialias:
-    kernel, radius = {'bilinear': (_triangle, 1), 'bicubic': (_keys, 2)}[method]
+    kernel, radius = {'bilinear': (triangle, 1), 'bicubic': (keys, 2)}[method]
     rows, columns = (_widened(*n, kernel, radius) for n in lengths)
   else:
     rows, columns = (_table(*n) for n in lengths)
@@ -119,7 +121,7 @@ def _table(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
   centres = _centres(old, new)
   low = np.floor(centres)
   place = np.rint((centres - low) * np.float32(_TABLE)).astype(int)
-  table = _keys(np.arange(2 * _TABLE + 1) / _TABLE).astype(np.float32)
+  table = keys(np.arange(2 * _TABLE + 1) / _TABLE).astype(np.float32)
   of = [_TABLE + place, place, _TABLE - place, 2 * _TABLE - place]
   at = low.astype(int)[:, None] + np.arange(-1, 3)
   weights = np.where((at >= 0) & (at < old), table[np.stack(of, 1)], np.float32(0))
@@ -131,14 +133,3 @@ def _normalised(weights: np.ndarray) -> np.ndarray:
   for k in range(weights.shape[1]):  # `sum` would add in another order
     total = total + weights[:, k]
   return weights * (_ONE / total)[:, None]
-
-
-def _triangle(x: np.ndarray) -> np.ndarray:
-  return np.maximum(1 - x, 0)
-
-
-def _keys(x: np.ndarray) -> np.ndarray:
-  """Keys' cubic convolution (1981), a = -0.5, at distances x >= 0; as `x` in dtype."""
-  near = (1.5 * x - 2.5) * x * x + 1
-  far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-  return np.where(x < 1, near, np.where(x < 2, far, np.zeros_like(x)))
