@@ -1,0 +1,131 @@
+"""RoIAlign, levels of boxes, and masks of boxes, beside detectron2's numbers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import GOLDEN
+from vit_jax.detection.regions import masks
+from vit_jax.detection.regions.roi_align import level_of, roi_align
+
+TOLERANCE = 3e-5  # float32 sums in another order; values are up to 30
+
+
+@functools.cache
+def golden(name):
+  return dict(np.load(GOLDEN / 'twostage' / f'{name}.npz'))
+
+
+def close(x, expected, tolerance=TOLERANCE):
+  np.testing.assert_allclose(x, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize('case', range(6))
+def test_bins_and_gradients(case):
+  of = lambda name: golden('roi_align')[f'{name}_{case}']
+  scale, size, _, samples, aligned = golden('roi_align')['cases'][case]
+  image, boxes = np.split(of('rois'), [1], -1)
+
+  @jax.jit
+  def run(x, cotangent):
+    every = jnp.broadcast_to(boxes, (len(x), *boxes.shape))
+    function = lambda x: roi_align(
+      [x], every, [1 / scale], int(size), int(samples), bool(aligned)
+    )[image[:, 0].astype(int), jnp.arange(len(boxes))]
+    out, vjp = jax.vjp(function, x)
+    return out, vjp(cotangent)[0]
+
+  out, gradient = run(of('features'), of('cotangent'))
+  close(out, of('output'))
+  # Up to 45: sums over all boxes.
+  close(gradient, of('gradient'), 1e-6 * np.abs(of('gradient')).max() + TOLERANCE)
+
+
+@pytest.mark.parametrize('samples', [0, 2])
+def test_each_box_is_pooled_from_its_level(samples):
+  z = golden('roi_align')
+  levels = level_of(z['pooler_boxes'], 2, 5, tuple(z['pooler_canonical']))
+  np.testing.assert_array_equal(levels, z['pooler_levels'])
+  maps = [z[f'pooler_p{level}'] for level in (2, 3, 4, 5)]
+  out = roi_align(maps, z['pooler_boxes'], [4, 8, 16, 32], 7, samples, levels=levels)
+  close(out, z[f'pooler_output_sr{samples}'])
+
+
+LEVELS = {
+  'detectron2': lambda side: 4 + np.log2(side / 224 + 1e-8) - 2,
+  'torchvision': lambda side: 4 + np.log2(side / 224) + 1e-6 - 2,
+  'mmdetection': lambda side: np.log2(side / 56 + 1e-6),
+}
+
+
+@pytest.mark.parametrize('origin', LEVELS)
+def test_levels_near_powers_of_two(origin):
+  near = 1 + np.array([-1e-3, -3e-6, -4e-7, 0, 3e-7, 1e-3])
+  sides = np.outer([1, 56, 112, 224, 448, 1e4], near).ravel()
+  boxes = np.stack([0 * sides, 0 * sides, sides, sides], -1).astype(np.float32)
+  expected = np.clip(np.floor(LEVELS[origin](sides)), 0, 3)
+  canonical = (56, 2) if origin == 'mmdetection' else (224, 4)
+  levels = level_of(boxes, 2, 5, canonical, origin)
+  np.testing.assert_array_equal(levels, expected)
+  assert level_of(np.zeros(4), 2, 5, canonical, origin) == 0
+
+
+def test_gradients_of_many_boxes_add_up_in_float32():
+  # In bfloat16 the sum would stay at 256, where 1 is half a unit in the last place.
+  x = jnp.zeros((1, 8, 8, 1), jnp.bfloat16)
+  boxes = jnp.tile(jnp.array([2.5, 2.5, 3.5, 3.5]), (1, 1000, 1))
+  total = lambda x: roi_align([x], boxes, [1], 1, 2).astype(jnp.float32).sum()
+  gradient = jax.grad(total)(x)
+  close(gradient[0, 1:5, 1:5, 0].astype(jnp.float32).sum(), 1000, 0)
+  assert jax.grad(lambda b: roi_align([x + 1], b, [1], 2).sum())(boxes).max() == 0
+
+
+# -- Masks --------------------------------------------------------------------------------
+
+
+def bits(name, shape):
+  packed = golden('masks')[name]
+  flat = np.unpackbits(packed, axis=-1)[:, : np.prod(shape)]
+  return flat.reshape(-1, *shape).astype(bool)
+
+
+@pytest.mark.parametrize('size', [14, 28])
+def test_targets(size):
+  z = golden('masks')
+  height, width = z['crop_size']
+  whole = bits('crop_masks_bits', (height, width))
+  extents = np.tile(np.float32([0, 0, width, height]), (len(whole), 1))
+  soft = masks.targets(whole, extents, z['crop_boxes'], np.arange(len(whole)), size)
+  close(soft, z[f'crop_soft_{size}'], 1e-5)
+  np.testing.assert_array_equal(soft >= 0.5, z[f'crop_targets_{size}'])
+
+
+def test_targets_of_masks_that_cover_an_extent():
+  rng = np.random.default_rng(0)
+  mask = rng.integers(0, 2, (1, 12, 10)).astype(np.uint8) * 255
+  image = np.pad(mask, ((0, 0), (5, 7), (6, 8)))
+  boxes = np.float32([[7.3, 6.2, 14.9, 15.1], [8, 9, 12, 16]])
+  run = lambda mask, extent, boxes: masks.targets(
+    mask, np.float32([extent]), boxes, np.zeros(2, int), 4
+  )
+  expected = run(image == 255, [0, 0, 24, 24], boxes)
+  close(run(mask, [6, 5, 16, 17], boxes), expected, 1e-6)
+  # The same mask as one object of twice the size.
+  close(run(mask, [12, 10, 32, 34], 2 * boxes), expected, 1e-6)
+
+
+def test_paste():
+  z = golden('masks')
+  size = tuple(z['paste_size'])
+  pasted = masks.paste(z['paste_masks'], z['paste_boxes'], size)
+  wrong = pasted != bits('paste_binary_bits', size)
+  assert not (wrong & (np.abs(z['paste_soft'] - 0.5) > 1e-5)).any()
+
+
+def test_paste_of_boxes_without_pixels():
+  boxes = np.float32([[5, 5, 5, 9], [-9, 0, -1, 9], [30, 0, 40, 9], [0, 0, 20, 9]])
+  pasted = masks.paste(np.ones((4, 28, 28)), boxes, (9, 20))
+  assert pasted.sum((1, 2)).tolist() == [0, 0, 0, 180]

@@ -1,0 +1,73 @@
+"""Masks of boxes: targets cut out of masks, and predictions pasted into images."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.detection.regions.roi_align import bin_weights
+
+
+def targets(
+  masks: jax.Array,
+  extents: jax.Array,
+  boxes: jax.Array,
+  index: jax.Array,
+  size: int,
+  aligned: bool = True,
+) -> jax.Array:
+  """Returns the share of each bin of each box that its mask covers, [R, size, size].
+
+  RoIAlign of the masks, with a sample for each of their cells, as detectron2's
+  `BitMasks.crop_and_resize`, which then asks for 0.5 or more.
+
+  Args:
+    masks: [N, h, w], float or bool, or uint8 where 255 is 1.
+    extents: corners [N, 4], the pixels that each mask covers: the whole image, or the box
+      of the object. Beyond them a mask is 0.
+    boxes: corners [R, 4]. index: int [R], the mask of each box.
+  """
+  scale = 1 / 255 if masks.dtype == jnp.uint8 else 1
+  extents = extents[index]
+  height, width = masks.shape[1:]
+  cells = jnp.array([width, height], jnp.float32)
+  length = extents[:, 2:] - extents[:, :2]
+  # The quotient alone would be off by one rounding where a mask is the whole image.
+  per_pixel = jnp.where(length == cells, 1, cells / jnp.where(length > 0, length, 1))
+  low = (boxes[:, :2] - extents[:, :2]) * per_pixel  # [R, 2]
+  high = (boxes[:, 2:] - extents[:, :2]) * per_pixel
+  columns = bin_weights(low[:, 0], high[:, 0], width, size, aligned=aligned)
+  rows = bin_weights(low[:, 1], high[:, 1], height, size, aligned=aligned)
+  chosen = masks[index].astype(jnp.float32)
+  pooled = jnp.einsum('rph,rhw->rpw', rows, chosen, precision='highest')
+  return scale * jnp.einsum('rqw,rpw->rpq', columns, pooled, precision='highest')
+
+
+def paste(masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+  """Returns bool [n, H, W]: where the masks are 0.5 or more, stretched over their boxes.
+
+  Bilinear between the centres of cells, and 0 beyond a mask: detectron2's
+  `paste_masks_in_image`. NumPy, one mask at a time.
+
+  Args:
+    masks: probabilities [n, m, m]. boxes: corners [n, 4] in pixels of the image.
+    size: (H, W).
+  """
+  result = np.zeros((len(masks), *size), bool)
+  for canvas, mask, box in zip(result, masks, boxes, strict=True):
+    left, top, right, bottom = box
+    rows, y = _stretch(top, bottom, size[0], len(mask))
+    columns, x = _stretch(left, right, size[1], len(mask))
+    canvas[rows, columns] = y @ mask.astype(np.float32) @ x.T >= 0.5
+  return result
+
+
+def _stretch(low, high, pixels, cells):
+  """Returns the pixels that a box touches, and the weights [pixels, cells] of its cells."""
+  # Half a cell beyond the box the nearest cell still has a weight, below one half.
+  first, last = max(int(np.floor(low)), 0), min(int(np.ceil(high)), pixels)
+  if not low < high or first >= last:
+    return slice(0, 0), np.zeros((0, cells), np.float32)
+  centres = np.arange(first, last, dtype=np.float32) + np.float32(0.5)
+  place = (centres - low) / (high - low) * cells - 0.5
+  hat = 1 - np.abs(place[:, None] - np.arange(cells, dtype=np.float32))
+  return slice(first, last), np.maximum(hat, 0).astype(np.float32)
