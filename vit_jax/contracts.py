@@ -40,7 +40,7 @@ class Task(Protocol):
   # The feature of the data whose classes the model has a head for; None: no head.
   CLASSES: ClassVar[str | None]
   # The kind of outputs that the model must have, see `models.family.Family`.
-  OUTPUTS: ClassVar[Literal['classes', 'maps', 'pixels', 'boxes']]
+  OUTPUTS: ClassVar[Literal['classes', 'maps', 'pixels', 'boxes', 'regions']]
   # The name above the task's own parameters, beside the model's; None: it has none.
   OWN: ClassVar[str | None]
 

@@ -20,6 +20,7 @@ from vit_jax.nn.stack import REMAT
 OUTPUTS = {
   'classes': 'a class for an image',
   'boxes': 'boxes',
+  'regions': 'boxes and masks of regions',
   'pixels': 'a class for every pixel',
   'maps': 'maps, for a head such as semantic_fpn',
 }
@@ -88,7 +89,7 @@ class Family:
     tiny: fields of models that run in milliseconds and have every part, for tests.
     outputs: a model's outputs beside `out`: 'classes', logits [B, K]; 'maps', {name:
       [B, h, w, C]}; 'pixels', logits [B, H, W, K]; 'boxes', {'logits': [B, Q, K + 1],
-      'boxes': [B, Q, 4]}.
+      'boxes': [B, Q, 4]}; 'regions', detections and perhaps masks, see `models.rcnn`.
     inputs: (fields, (H, W)) -> {name: (h, w, C)}, the maps that a model without a
       backbone takes in the place of an image; None: it takes images only.
   """
@@ -111,7 +112,7 @@ class Family:
   position: str | None = None
   patches: str | None = None
   published: tuple[tuple[str, Callable], ...] = ()
-  outputs: Literal['classes', 'maps', 'pixels', 'boxes'] = 'classes'
+  outputs: Literal['classes', 'maps', 'pixels', 'boxes', 'regions'] = 'classes'
   inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None = None
 
   def around(self, backbone: 'Family') -> 'Family':

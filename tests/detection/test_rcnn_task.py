@@ -1,0 +1,141 @@
+"""The losses of two-stage detectors: the references', and closed forms."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import GOLDEN, naming
+from vit_jax.detection import boxes
+from vit_jax.detection.regions.origins import ORIGINS
+from vit_jax.detection.tasks import rcnn
+
+LOSSES = np.load(GOLDEN / 'twostage' / 'losses.npz')
+D2 = ORIGINS['detectron2']
+
+
+def close(ours, expected, message=''):
+  # The references compute in float32, too.
+  np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6, err_msg=message)
+
+
+@pytest.mark.parametrize('i', range(3))
+def test_smooth_l1(i):
+  x = LOSSES['pred'] - LOSSES['target']
+  close(rcnn.smooth_l1(x, float(LOSSES['betas'][i])), LOSSES[f'smooth_l1_{i}'])
+
+
+def test_giou():
+  close(1 - boxes.giou(LOSSES['boxes'], LOSSES['target_boxes']), LOSSES['giou'])
+
+
+def head(rows=slice(None), images=1):
+  """Returns the golden rows of a box head as outputs and targets of a batch."""
+  part = lambda name: jnp.asarray(LOSSES[f'head_{name}'][rows][None])
+  stage = {'boxes': part('boxes'), 'target': part('targets')}
+  stage |= {'label': part('classes').astype(int), 'logits': part('logits')}
+  stage |= {
+    'deltas': part('deltas').reshape(1, -1, 3, 4),
+    'valid': jnp.ones(stage['label'].shape, bool),
+  }
+  anchors = jnp.tile(jnp.array([0.0, 0.0, 8.0, 8.0]), (6, 1))
+  rpn = dict(logits=jnp.zeros((1, 6)), deltas=jnp.zeros((1, 6, 4)), anchors=anchors)
+  rpn |= dict(label=jnp.array([[1, 0, 0, -1, -1, -1]]), target=anchors[None] + 2)
+  return {'rpn': rpn, 'stages': [stage]}, {'weight': jnp.full(images, 1 / images)}
+
+
+@pytest.mark.parametrize(('kind', 'name'), [('l1', 'smooth_l1'), ('giou', 'giou')])
+def test_losses_of_a_box_head_are_the_references(kind, name):
+  ours = rcnn.losses(*head(), origin=D2, nominal=4, box_loss=kind)
+  close(ours['loss_box'], LOSSES[f'head_loss_{name}'])
+  close(ours['loss_class'], LOSSES['head_loss_cls'])
+  # One positive and two negatives, of four to sample; each side is off by 2 of 8.
+  close(ours['loss_object'], 3 * np.log(2) / 4)
+  close(ours['loss_proposal'], 0.5 / 4)
+  parts = ('loss_object', 'loss_proposal', 'loss_class', 'loss_box')
+  close(ours['loss'], sum(ours[part] for part in parts))
+  assert ours['positives'] == (LOSSES['head_classes'] < 3).sum()
+
+
+def test_weights_and_denominators():
+  options = dict(nominal=4, box_weight=3, proposal_weight=2, proposal_loss='giou')
+  ours = rcnn.losses(*head(), origin=D2, **options)
+  close(ours['loss_box'], 3 * LOSSES['head_loss_smooth_l1'])
+  # Intersection over union 36 / 92; the box around both is 10 x 10.
+  close(ours['loss_proposal'], 2 * (1 - 36 / 92 + 8 / 100) / 4)
+  # mmdetection divides by the three that were sampled; smooth L1 of two offsets of 1/4.
+  ours = rcnn.losses(*head(), origin=ORIGINS['mmdetection'], nominal=4)
+  close(ours['loss_object'], np.log(2))
+  close(ours['loss_proposal'], 2 * (1 / 4 - 1 / 18) / 3)
+
+
+def batch(images=4, number=3):
+  """Returns a batch on canvases of 8 x 12 with images of 8 x 6; the last is unreadable."""
+  rng = np.random.default_rng(0)
+  low = rng.uniform(0, 0.5, (images, number, 2))
+  corners = np.concatenate([low, low + 0.5], -1)
+  corners[0, 1, 2] = corners[0, 1, 0]  # without height
+  mask = np.zeros((images, 8, 12))
+  mask[:-1, :, :6] = 1
+  weight = np.append(np.full(images - 1, 1 / (images - 1)), 0)
+  parts = dict(image=np.zeros((images, 8, 12, 3)), image_mask=mask, boxes=corners)
+  parts |= dict(boxes_mask=np.tile([1, 1, 0], (images, 1)), weight=weight)
+  parts |= dict(extents=corners, masks=np.full((images, number, 112, 112), 255))
+  label = {'label': np.zeros((images, number), int)}
+  return {k: np.asarray(x, np.float32) for k, x in parts.items()} | label
+
+
+MODEL = types.SimpleNamespace(masks=True, origin='detectron2', anchor_sample=4)
+
+
+def test_targets_are_in_pixels_and_keys_do_not_depend_on_micro_batches():
+  whole = batch()
+  target = rcnn.RCNN(MODEL, whole).prepare(whole, jax.random.key(0))['target']
+  pixels = whole['boxes'][..., [1, 0, 3, 2]] * [6, 8, 6, 8]
+  np.testing.assert_allclose(target['boxes'][:-1], pixels[:-1], rtol=1e-6)
+  np.testing.assert_allclose(target['extents'][:-1], pixels[:-1], rtol=1e-6)
+  expected = np.tile([True, True, False], (4, 1)) & (whole['weight'] > 0)[:, None]
+  expected[0, 1] = False
+  np.testing.assert_array_equal(target['valid'], expected)
+  assert len({tuple(key) for key in np.asarray(target['key'])}) == 4
+  # Without padding fractions are those of the canvas.
+  del whole['image_mask']
+  whole_canvas = rcnn.RCNN(MODEL, whole).prepare(whole, jax.random.key(0))['target']
+  np.testing.assert_array_equal(whole_canvas['key'], target['key'])
+  pixels = whole['boxes'][..., [1, 0, 3, 2]] * [12, 8, 12, 8]
+  np.testing.assert_allclose(whole_canvas['boxes'], pixels, rtol=1e-6)
+
+
+@pytest.mark.parametrize('missing', ['boxes', 'label', 'boxes_mask', 'masks'])
+def test_batches_without_objects(missing):
+  spec = {name: x for name, x in batch().items() if name != missing}
+  with pytest.raises(ValueError, match=naming(missing, 'pad_to', 'masks=True')):
+    rcnn.RCNN(MODEL, spec)
+  if missing == 'masks':  # Faster R-CNN does without
+    del spec['extents']
+    rcnn.RCNN(types.SimpleNamespace(**vars(MODEL) | {'masks': False}), spec)
+
+
+def test_masks_are_cut_out_of_boxes():
+  """A box half of which is left of its object, whose mask is full, and one around it."""
+  rows = {
+    'boxes': jnp.array([[[0.0, 4, 8, 12], [4, 4, 8, 12]]]),
+    'index': jnp.array([[1, 1]]),
+    'logits': jnp.zeros((1, 2, 4, 4)),
+    'valid': jnp.array([[True, True]]),
+  }
+  targets = {
+    'masks': jnp.array([[np.zeros((112, 112)), np.full((112, 112), 255)]], jnp.uint8),
+    'extents': jnp.array([[[0.0, 0, 9, 9], [4, 4, 8, 12]]]),
+    'weight': jnp.ones(1),
+  }
+  half = np.tile([0, 0, 1, 1], (4, 1))
+  ours = rcnn.mask_targets(targets, rows, D2)
+  np.testing.assert_array_equal(ours[0], [half, np.ones((4, 4))])
+  outputs, weights = head()
+  outputs['masks'] = [rows | {'logits': jnp.tile(3.0 * half - 1, (1, 2, 1, 1))}]
+  ours = rcnn.losses(outputs, targets | weights, origin=D2, nominal=4)
+  each = np.log1p(np.exp([-1, -2, 1, -2]))  # outside, inside: of the two boxes
+  close(ours['loss_mask'], each.mean())

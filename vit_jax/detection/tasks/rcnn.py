@@ -1,0 +1,272 @@
+"""Detection in two stages: proposals, then a class, a box and a mask for each region.
+
+"Faster R-CNN", arXiv 1506.01497, section 3.1.2; "Mask R-CNN", arXiv 1703.06870, section 3;
+"Cascade R-CNN", arXiv 1712.00726, section 4. Denominators are those of detectron2; where
+another implementation differs, `regions.origins` says so.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax import models
+from vit_jax.check import Factor
+from vit_jax.detection import boxes
+from vit_jax.detection.regions import coding, masks
+from vit_jax.detection.regions.origins import ORIGINS, Origin
+from vit_jax.detection.tasks.detect import arguments
+
+BoxLoss = Literal['l1', 'giou']
+
+
+class RCNN:
+  """The losses of proposals and of one or several stages of regions."""
+
+  CLASSES = 'label'
+  OUTPUTS = 'regions'
+  OWN = None
+
+  def __init__(
+    self,
+    model,
+    spec: dict,
+    *,
+    box_loss: BoxLoss = 'l1',
+    box_weight: Factor = 1.0,
+    proposal_loss: BoxLoss = 'l1',
+    proposal_weight: Factor = 1.0,
+  ):
+    """Builds the task from a two-stage detector and the spec of batches with boxes.
+
+    Args:
+      box_loss, proposal_loss: of the boxes of regions, and of proposals. 'l1': of their
+        offsets, or smooth L1 where the model's `origin` has it; 'giou': 1 - GIoU of the
+        boxes themselves.
+      box_weight, proposal_weight: weights of these losses.
+
+    Raises:
+      ValueError: for batches without boxes and their classes, or without masks for a model
+        that predicts them.
+    """
+    self.model = model
+    core = models.core(model)
+    needed = ['boxes', 'boxes_mask', 'label'] + ['masks', 'extents'] * core.masks
+    if missing := [name for name in needed if name not in spec]:
+      have = {name: list(x.shape) for name, x in spec.items()}
+      raise ValueError(
+        f'rcnn needs {missing}: data with objects, such as digits_canvas, and a '
+        'config.data.pp that ends in pad_to(boxes=N, label=N); for masks, which only '
+        'model.masks=False does without, also data.source_options.masks=True and '
+        f'pad_to(..., masks=N, extents=N). Batches: {have}'
+      )
+    self._options = dict(
+      origin=ORIGINS[core.origin],
+      nominal=core.anchor_sample,
+      box_loss=box_loss,
+      box_weight=box_weight,
+      proposal_loss=proposal_loss,
+      proposal_weight=proposal_weight,
+    )
+
+  def init(self, rng, spec: dict) -> dict:
+    """Returns variables for batches of `spec`: {'image': ShapeDtypeStruct, ...}."""
+    image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
+    return self.model.init(rng, image)
+
+  def prepare(self, batch: dict, rng) -> dict:
+    """Returns a whole batch with its 'target', before it is cut into micro-batches.
+
+    Each example has a key of its own, by its place in the whole batch: anchors and regions
+    are sampled alike on any number of devices, and in any number of micro-batches.
+
+    Args:
+      batch: 'image' [B, H, W, C]; 'boxes' [B, N, 4], top, left, bottom, right from 0 to 1
+        of the image without its padding; 'label' int [B, N]; 'boxes_mask' [B, N], 1 for a
+        box; 'weight' [B]; maybe 'image_mask' [B, H, W], 0 for padding; with masks 'masks'
+        [B, N, m, m] and 'extents' [B, N, 4], see `data.objects.of_masks`.
+      rng: for the samples.
+    """
+    size = sizes(batch)
+    pixels = lambda x: boxes.swap_axes(x * jnp.tile(size, 2)[:, None])
+    corners, weight = pixels(batch['boxes']), batch['weight']
+    valid = (batch['boxes_mask'] > 0) & (weight > 0)[:, None]
+    keys = jax.random.split(rng, len(weight))
+    target = {
+      'boxes': corners,
+      'label': batch['label'],
+      # Nothing to learn from a box without an area.
+      'valid': valid & (coding.sides(corners) > 0).all(-1),
+      'key': jax.random.key_data(keys),
+      'weight': weight,
+    }
+    if 'masks' in batch:
+      target |= {'masks': batch['masks'], 'extents': pixels(batch['extents'])}
+    return {**batch, 'target': target}
+
+  def loss(self, variables, batch: dict, rng):
+    """Returns (loss, (metrics, batch statistics)) of a prepared batch, see `losses`.
+
+    Args:
+      rng: for dropout and stochastic depth.
+    """
+    (outputs, _), updated = self.model.apply(
+      variables,
+      **arguments(batch),
+      train=True,
+      features=False,
+      targets=batch['target'],
+      rngs={'dropout': rng},
+      mutable=['batch_stats'],
+    )
+    metrics = losses(outputs, batch['target'], **self._options)
+    return metrics['loss'], (metrics, updated.get('batch_stats', {}))
+
+  def predict(self, variables, batch: dict) -> dict:
+    """Returns the detections and every named feature of the model, in evaluation."""
+    outputs, out = self.model.apply(variables, **arguments(batch), train=False)
+    return {**out, **outputs}
+
+
+def sizes(batch: dict) -> jax.Array:
+  """Returns height and width, float32 [B, 2], of the images on their canvases."""
+  images = batch['image']
+  if 'image_mask' not in batch:
+    return jnp.tile(jnp.array(images.shape[1:3], jnp.float32), (len(images), 1))
+  mask = batch['image_mask'] > 0
+  sides = [mask.any(axis).sum(1) for axis in (2, 1)]
+  return jnp.stack(sides, -1).astype(jnp.float32)
+
+
+def losses(
+  outputs: dict,
+  targets: dict,
+  *,
+  origin: Origin,
+  nominal: int,
+  box_loss: BoxLoss = 'l1',
+  box_weight: float = 1.0,
+  proposal_loss: BoxLoss = 'l1',
+  proposal_weight: float = 1.0,
+) -> dict[str, jax.Array]:
+  """Returns the loss of a batch, 'loss', the sum of its parts, and these.
+
+  Losses of proposals are sums over the sampled anchors of the batch, divided by the number
+  that are to be sampled. All others are divided by the number of rows that there are in
+  the batch, over all devices: of regions, also for the loss of boxes, which positive ones
+  alone have; of positive regions for the loss of masks. Micro-batches have these numbers
+  of their own and are weighted by their images, so that the sum is exact where samples are
+  full, as they almost always are, and the loss of masks about that of the whole batch.
+
+  Args:
+    outputs: 'rpn', 'stages' and, with masks, 'masks' of a model in training, see
+      `models.rcnn`. Labels of anchors are 1, 0, or -1 outside of the sample; those of
+      regions are classes, or K for background.
+    targets: 'weight' [B], which sum to 1 over the whole batch and are 0 for images that do
+      not count; for masks also 'masks' [B, N, h, w] and 'extents' [B, N, 4], see
+      `regions.masks.targets`.
+    origin: the details of the implementation.
+    nominal: number of anchors to sample from an image.
+    box_loss, box_weight, proposal_loss, proposal_weight: see `RCNN`.
+
+  Returns:
+    'loss'; 'loss_object' and 'loss_proposal', of the RPN's classes and boxes; 'loss_class',
+    'loss_box' and 'loss_mask', sums over stages; 'positives', the mean number of positive
+    regions of an image in the first stage.
+  """
+  weight = targets['weight']
+  total = lambda x: jnp.sum(jnp.where(weight > 0, weight * x, 0))  # [B] -> []
+
+  def mean(x, rows):
+    """Returns the mean of x [B, R] over the rows, bool [B, R], of images that count."""
+    number = total(rows.sum(1)) / jnp.maximum(weight.sum(), 1e-9)
+    return total(jnp.where(rows, x, 0).sum(1)) / jnp.maximum(number, 1e-9)
+
+  def offsets(kind, deltas, rows, positive, beta, code):
+    """Returns the losses [B, R] of the boxes of positive rows, and 0."""
+    if kind == 'giou':
+      ours = coding.decode(deltas, rows['boxes'], code, origin.clamp_both)
+      each = 1 - boxes.giou(ours, rows['target'])
+    else:
+      codes = coding.encode(rows['boxes'], rows['target'], code)
+      each = smooth_l1(deltas.astype(jnp.float32) - codes, beta).sum(-1)
+    return jnp.where(positive, each, 0)
+
+  rpn = outputs['rpn']
+  label = rpn['label']
+  logits = rpn['logits'].astype(jnp.float32)
+  objects = optax.sigmoid_binary_cross_entropy(logits, label == 1)
+  anchors = offsets(
+    proposal_loss,
+    rpn['deltas'],
+    {'boxes': rpn['anchors'], 'target': rpn['target']},
+    label == 1,
+    origin.rpn_beta,
+    (1.0,) * 4,
+  )
+  if origin.nominal:
+    per_anchor = lambda x: total(jnp.where(label >= 0, x, 0).sum(1) / nominal)
+  else:
+    per_anchor = lambda x: mean(x, label >= 0)
+  out = {
+    'loss_object': per_anchor(objects),
+    'loss_proposal': proposal_weight * per_anchor(anchors),
+    'loss_class': 0.0,
+    'loss_box': 0.0,
+  }
+
+  stages = outputs['stages']
+  factors = origin.stage_losses
+  for factor, code, stage in zip(factors, origin.weights, stages, strict=False):
+    label, valid = stage['label'], stage['valid']
+    log = jax.nn.log_softmax(stage['logits'].astype(jnp.float32))
+    classes = -jnp.take_along_axis(log, label[..., None], -1)[..., 0]
+    positive = valid & (label < log.shape[-1] - 1)
+    deltas = of_class(stage['deltas'], label)
+    each = offsets(box_loss, deltas, stage, positive, origin.box_beta, code)
+    out['loss_class'] += factor * mean(classes, valid)
+    out['loss_box'] += factor * box_weight * mean(each, valid)
+  if 'masks' in outputs:
+    out['loss_mask'] = 0.0
+    for factor, rows in zip(factors, outputs['masks'], strict=False):
+      expected = mask_targets(targets, rows, origin)
+      logits = rows['logits'].astype(jnp.float32)
+      each = optax.sigmoid_binary_cross_entropy(logits, expected).mean((2, 3))
+      out['loss_mask'] += factor * mean(each, rows['valid'])
+  background = stages[0]['logits'].shape[-1] - 1
+  positive = stages[0]['valid'] & (stages[0]['label'] < background)
+  return {**out, 'loss': sum(out.values()), 'positives': total(positive.sum(1))}
+
+
+def mask_targets(targets: dict, rows: dict, origin: Origin) -> jax.Array:
+  """Returns what the masks of regions are to be, float32 [B, M, m, m] from 0 to 1.
+
+  Args:
+    targets: 'masks' and 'extents', see `regions.masks.targets`.
+    rows: 'boxes' [B, M, 4], 'index' int [B, M] and 'logits' [B, M, m, m].
+  """
+  size = rows['logits'].shape[-1]
+  cut = lambda *args: masks.targets(*args, size, origin.aligned)
+  shares = jax.vmap(cut)(
+    targets['masks'], targets['extents'], rows['boxes'], rows['index']
+  )
+  return shares if origin.soft_masks else (shares >= 0.5).astype(jnp.float32)
+
+
+def of_class(deltas: jax.Array, label: jax.Array) -> jax.Array:
+  """Returns the offsets [B, R, 4] of each row's class; any for background.
+
+  Args:
+    deltas: [B, R, K, 4], a box of each class, or [B, R, 1, 4], one of all.
+    label: int [B, R].
+  """
+  place = jnp.minimum(label, deltas.shape[2] - 1)
+  return jnp.take_along_axis(deltas, place[..., None, None], 2)[:, :, 0]
+
+
+def smooth_l1(x: jax.Array, beta: float) -> jax.Array:
+  """Returns x^2 / (2 beta) where |x| is below beta, |x| - beta / 2 elsewhere; 0: |x|."""
+  if beta == 0:
+    return jnp.abs(x)
+  return beta * optax.huber_loss(x / beta)
