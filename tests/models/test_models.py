@@ -52,7 +52,7 @@ def test_the_family_knows_every_parameter(name):
   assert blocks >= 2
   assert len(shapes[family.stem(shapes)]) == 4
   assert depths[family.stem(shapes)] == 0
-  after = r'(head|p\d+_\w+|level\d+)/.*'  # a classifier's head; what pyramids add
+  after = r'(head|p\d+_\w+|level\d+|rpn)/.*'  # a classifier's head; what pyramids add
   assert {depths[n] for n in shapes if re.match(after, n)} == {blocks + 1}
   for special in (family.position, family.patches):
     assert special is None or special in shapes
@@ -117,6 +117,10 @@ def test_outputs(name):
     assert {key: x.shape for key, x in outputs.items()} == shapes
     for key, shape in shapes.items():  # the layers before the last, for the losses
       assert out.pop(f'aux_{key}').shape == (depth - 1, *shape)
+  elif kind == 'regions':
+    shapes = {'boxes': (2, 5, 4), 'masks': (2, 5, 28, 28)}
+    shapes |= dict.fromkeys(('scores', 'labels', 'valid'), (2, 5))
+    assert {key: x.shape for key, x in outputs.items()} == shapes
   else:
     shape = {'classes': (2, 7), 'pixels': (2, SIZE, SIZE, 7)}[kind]
     assert (outputs.shape, outputs.dtype) == (shape, jnp.float32)

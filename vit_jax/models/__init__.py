@@ -36,6 +36,7 @@ MODELS = Registry(
     'semantic_fpn': 'vit_jax.detection.models.semantic_fpn:FAMILY',
     'linear_seg': 'vit_jax.detection.models.linear_seg:FAMILY',
     'detr': 'vit_jax.detection.models.detr:FAMILY',
+    'rcnn': 'vit_jax.detection.models.rcnn:FAMILY',
   },
 )
 DTYPES = ('float32', 'bfloat16', 'float16')

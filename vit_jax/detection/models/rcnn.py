@@ -1,0 +1,423 @@
+"""Two-stage detectors: Faster, Mask and Cascade R-CNN on the maps of a pyramid.
+
+arXiv 1506.01497, 1703.06870 and 1712.00726. A network of proposals finds boxes that may hold an
+object; heads classify and move them, from features pooled inside, and draw masks. All
+shapes are static: lists of boxes are padded, with `valid` beside them.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax.check import Count, Fraction
+from vit_jax.detection import boxes as overlaps
+from vit_jax.detection.models import fpn, pyramid, roi_heads
+from vit_jax.detection.regions import anchors, assign, coding, suppression
+from vit_jax.detection.regions.origins import ORIGINS
+from vit_jax.detection.regions.roi_align import level_of, roi_align
+from vit_jax.errors import UserError
+from vit_jax.models.family import Family
+
+BOX_BINS, MASK_BINS = 7, 14  # a side of the features of boxes, and of those of masks
+
+# ResNets of the papers' tables, with frozen norms. DC5: no pyramid, the last stage dilated.
+VARIANTS = {f'R{n}-{kind}': (n, kind) for n in ('50', '101') for kind in ('FPN', 'DC5')}
+
+
+def variant(name: str) -> dict:
+  """Returns the fields of 'R50-FPN', 'R101-DC5', ..., or of a pyramid's name, as 'sfp:B'."""
+  if name not in VARIANTS:
+    return dict(backbone={'name': name})
+  layers, kind = VARIANTS[name]
+  resnet = dict(name='resnet', variant=layers, frozen_norm=True)
+  if kind == 'FPN':
+    return dict(backbone=dict(name='fpn', backbone=resnet))
+  resnet.update(output_stride=16)
+  return dict(backbone=resnet, anchor_sizes=((32, 64, 128, 256, 512),))
+
+
+class RCNN(nn.Module):
+  """See `__call__`. `backbone` comes from `variant`."""
+
+  # A pyramid, or a ResNet whose last stage is the one map.
+  backbone: nn.Module | None = None
+  num_classes: Count = 80  # without the background
+  # The implementation whose details the weights need, see `regions.origins`.
+  origin: Literal[tuple(ORIGINS)] = 'detectron2'
+  # Sides of square anchors for each level, the finest first, in pixels.
+  anchor_sizes: Sequence[Sequence[float]] = ((32,), (64,), (128,), (256,), (512,))
+  ratios: Sequence[float] = (0.5, 1.0, 2.0)  # heights of anchors divided by widths
+  rpn_convs: Literal[1, 2] = 1
+  head: Literal[tuple(roi_heads.HEADS)] = '2fc'
+  head_norm: Literal[roi_heads.NORMS] = 'none'  # after convolutions of the box heads
+  mask_norm: Literal[roi_heads.NORMS] = 'none'  # likewise of the mask heads
+  conv_width: Count = 256  # channels of convolutions in the heads of boxes and masks
+  fc_width: Count = 1024
+  masks: bool = True  # Mask R-CNN; False: Faster R-CNN
+  # Overlaps from which a box is an object, one for each stage of boxes: (0.5, 0.6, 0.7) is
+  # Cascade R-CNN.
+  overlaps: Sequence[Fraction] = (0.5,)
+  class_agnostic: bool = False  # one box for all classes
+  # Samples along each axis of a bin of RoIAlign; 0: one for each cell that it covers.
+  samples: Literal[0, 2] = 0
+  # Boxes of this side, in pixels, belong to this level of the pyramid.
+  canonical: tuple[int, int] = (224, 4)
+  # Proposals of each level before suppression, and of all after it; in training, evaluation.
+  before: tuple[Count, Count] = (2000, 1000)
+  after: tuple[Count, Count] = (1000, 1000)
+  anchor_sample: Count = (
+    256  # anchors of an image that train the RPN, half of them objects
+  )
+  box_sample: Count = 512  # boxes of an image that train the heads, a quarter objects
+  least_score: Fraction = 0.05  # detections score more
+  suppress: Fraction = 0.5  # above this overlap within a class
+  soft_nms: bool = False  # linear, arXiv 1704.04503
+  most: Count = 100  # detections of an image
+  # The dtype of convolutions and heads, and that of a backbone without its own; boxes,
+  # logits and all parameters are float32.
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, images, mask=None, targets=None, *, train: bool = False, features: bool = True
+  ):
+    """Finds objects in images of any size.
+
+    Args:
+      images: [B, H, W, C], standardised, 0 in padding.
+      mask: bool or 0/1 [B, H, W], 0 for padding, which is to the right of images and
+        below; None: no padding.
+      targets: the objects to train on. 'boxes' [B, N, 4], left,
+        top, right, bottom in pixels; 'label' int [B, N]; 'valid' bool [B, N], False for
+        padding; 'key' uint32 [B, 2], the random key of each example. Instead of a key its
+        numbers: 'rpn_priority' [B, anchors], 'roi_priority' [stages, B, candidates].
+      train: stochastic depth of the backbone, which needs the 'dropout' rng.
+      features: whether the caller reads `out`.
+
+    Returns:
+      Without targets ({'boxes' [B, D, 4], left, top, right, bottom from 0 to 1 of the
+      image without its padding; 'scores' [B, D]; 'labels' int [B, D]; 'valid' bool
+      [B, D]; 'masks' [B, D, 28, 28], probabilities}, out). `out` has the maps, proposals
+      and the answers of all stages.
+      With targets ({'rpn': ..., 'stages': [...], 'masks': [...]}, out), which
+      `tasks.rcnn.losses` reads; see `_train`.
+    """
+    if self.backbone is None:
+      raise UserError(
+        f"An rcnn needs a pyramid: a size of {list(VARIANTS)}, such as 'rcnn:R50-FPN', "
+        "or backbone={'name': 'fpn', ...}."
+      )
+    maps, out = self._maps(images, train)
+    strides = [images.shape[1] / x.shape[1] for x in maps]
+    # The next power of 2, where a side of the image is not a multiple of the stride.
+    strides = [2 ** round(math.log2(stride)) for stride in strides]
+    sizes = self._sizes(images, mask)
+    every = self._anchors(images.shape[1:3], maps, strides)
+    A = len(self.ratios) * len(self.anchor_sizes[0])
+    logits, deltas = roi_heads.RPN(self.rpn_convs, A, self.dtype, name='rpn')(maps)
+    proposals = self._proposals(logits, deltas, every, sizes, train)
+    rpn = {'logits': jnp.concatenate(logits, 1), 'deltas': jnp.concatenate(deltas, 1)}
+    out |= {f'rpn_{key}': x for key, x in rpn.items()}
+    out |= {f'proposal_{key}': x for key, x in proposals.items()}
+    # The level that the pyramid adds is for proposals alone.
+    pooled = len(maps) - getattr(self.backbone, 'extra_level', False)
+    source = maps[:pooled], strides[:pooled]
+    if targets is None:
+      outputs, more = self._detect(source, sizes, proposals, train)
+    else:
+      rpn |= self._label_anchors(np.concatenate(every), sizes, targets)
+      outputs, more = self._train(source, sizes, proposals, targets)
+      outputs['rpn'] = rpn
+    return outputs, {**out, **more} if features else {}
+
+  # -- the first stage ----------------------------------------------------------------
+
+  def _maps(self, images, train: bool) -> tuple[list[jax.Array], dict]:
+    """Returns the maps, the finest first, and the features of the backbone."""
+    if isinstance(self.backbone, pyramid.Pyramid):
+      maps, out = self.backbone(images, train=train)
+      maps = list(maps.values())
+    else:
+      named, out = pyramid.maps_of(self.backbone, images, train=train)
+      maps = [x for name, x in named.items() if name.startswith('stage')][-1:]
+    if len(maps) != len(self.anchor_sizes):
+      raise UserError(
+        f'anchor_sizes has {len(self.anchor_sizes)} levels, and the backbone '
+        f'{type(self.backbone).__name__} has {len(maps)} maps: give one tuple of sizes '
+        'for each map.'
+      )
+    return maps, dict(out)
+
+  def _sizes(self, images, mask) -> jax.Array:
+    """Returns float32 [B, 2], heights and widths of the images without their padding."""
+    if mask is None:
+      return jnp.tile(jnp.float32(images.shape[1:3]), (len(images), 1))
+    shown = mask > 0
+    sides = shown.any(2).sum(1), shown.any(1).sum(1)
+    return jnp.stack(sides, 1).astype(jnp.float32)
+
+  def _anchors(self, size, maps, strides) -> list[np.ndarray]:
+    """Returns the anchors [h w A, 4] of each level."""
+    origin, levels = ORIGINS[self.origin], []
+    for x, stride, sides in zip(maps, strides, self.anchor_sizes, strict=True):
+      grid, steps = x.shape[1:3], (stride,) * 2
+      if origin.rounded_strides:
+        steps = tuple(n // m for n, m in zip(size, grid, strict=True))
+      cell = anchors.cell(sides, self.ratios, origin.rounded_anchors)
+      levels.append(anchors.anchors(grid, steps, cell))
+    return levels
+
+  def _proposals(self, logits, deltas, every, sizes, train: bool) -> dict:
+    """Returns 'boxes' [B, P, 4], 'logits' and 'valid' [B, P]; no gradient."""
+    origin = ORIGINS[self.origin]
+
+    def one(logits, deltas, size):
+      return suppression.proposals(
+        logits,
+        deltas,
+        every,
+        size,
+        before=self.before[not train],
+        after=self.after[not train],
+        least=origin.least_side,
+        clamp_both=origin.clamp_both,
+      )
+
+    return jax.vmap(one)(*jax.lax.stop_gradient((logits, deltas)), sizes)
+
+  def _label_anchors(self, every: np.ndarray, sizes, targets: dict) -> dict:
+    """Returns 'label' int [B, A], -1 for anchors outside of the sample, 'target', 'anchors'."""
+    origin = ORIGINS[self.origin]
+    priority = self._priority(targets, 'rpn_priority', 0, len(every))
+
+    def one(boxes, valid, size, priority):
+      iou = overlaps.iou(boxes[:, None], every[None])
+      inside = True
+      if origin.inside_only:
+        inside = (every[:, :2] >= 0).all(1) & (every[:, 2:] < size[::-1]).all(1)
+        iou = jnp.where(inside, iou, -1.0)
+      index, label = assign.match(iou, valid, 0.3, 0.7, origin.low_quality)
+      label = jnp.where(inside, label, -1)
+      label = assign.sampled_labels(priority, label, self.anchor_sample, 0.5)
+      return {'label': label, 'target': boxes[index]}
+
+    args = targets['boxes'], targets['valid'], sizes, priority
+    return {**jax.vmap(one)(*args), 'anchors': every}
+
+  def _priority(self, targets: dict, name: str, stage: int, number: int) -> jax.Array:
+    """Returns float32 [B, number], uniformly random, from each example's own key."""
+    if name in targets:
+      return targets[name]
+    keys = jax.random.wrap_key_data(targets['key'])
+    draw = lambda key: jax.random.uniform(jax.random.fold_in(key, stage), (number,))
+    return jax.vmap(draw)(keys)
+
+  # -- the second stage ---------------------------------------------------------------
+
+  def _pool(self, source, boxes, bins: int) -> jax.Array:
+    """Returns the features [B, R, bins, bins, C] inside of boxes [B, R, 4]."""
+    maps, strides = source
+    first = int(math.log2(strides[0]))
+    last = first + len(maps) - 1
+    levels = level_of(boxes, first, last, self.canonical, self.origin)
+    aligned = ORIGINS[self.origin].aligned
+    return roi_align(maps, boxes, strides, bins, self.samples, aligned, levels)
+
+  def _box_heads(self) -> list[nn.Module]:
+    return [
+      roi_heads.BoxHead(
+        self.head,
+        self.head_norm,
+        self.conv_width,
+        self.fc_width,
+        self.num_classes,
+        self.class_agnostic,
+        self.dtype,
+        name=f'box_head{i}',
+      )
+      for i in range(len(self.overlaps))
+    ]
+
+  def _mask_heads(self) -> list[nn.Module]:
+    """Returns a mask head, or one for each stage where an implementation has them."""
+    number = len(self.overlaps) if ORIGINS[self.origin].resampled else 1
+    args = self.mask_norm, self.conv_width, self.num_classes, self.dtype
+    return [
+      roi_heads.MaskHead(*args, name=f'mask_head{i}')
+      for i in range(number if self.masks else 0)
+    ]
+
+  def _moved(self, stage: int, boxes, logits, deltas, sizes, label=None) -> jax.Array:
+    """Returns a stage's boxes [B, R, 4] moved by its offsets; no gradient.
+
+    Args:
+      label: int [B, R], the classes in training, K for the background: boxes of the
+        background move as the likeliest object.
+    """
+    origin, K = ORIGINS[self.origin], self.num_classes
+    chosen = (
+      logits[..., :K].argmax(-1) if not self.class_agnostic else 0 * logits[..., 0]
+    )
+    if label is not None and not self.class_agnostic:
+      chosen = jnp.where(label < K, label, chosen)
+    chosen = chosen.astype(jnp.int32)[..., None, None]
+    deltas = jnp.take_along_axis(deltas, chosen, 2)[:, :, 0]
+    moved = coding.decode(deltas, boxes, origin.weights[stage], origin.clamp_both)
+    return jax.lax.stop_gradient(jax.vmap(coding.clip)(moved, sizes))
+
+  def _detect(self, source, sizes, proposals: dict, train: bool) -> tuple[dict, dict]:
+    origin, K, out = ORIGINS[self.origin], self.num_classes, {}
+    boxes, every = proposals['boxes'], []
+    stages = self._box_heads()
+    for i, head in enumerate(stages):
+      pooled = self._pool(source, boxes, BOX_BINS)
+      logits, deltas = head(pooled, train=train)
+      every.append(logits)
+      out |= {f'stage_boxes_{i}': boxes, f'box_logits_{i}': logits}
+      out |= {f'box_deltas_{i}': deltas, f'box_pooled_{i}': pooled}
+      if i + 1 < len(stages):
+        boxes = self._moved(i, boxes, logits, deltas, sizes)
+    if origin.mean_of_logits:
+      likely = jax.nn.softmax(sum(every) / len(every))[..., :K]
+    else:
+      likely = sum(jax.nn.softmax(x)[..., :K] for x in every) / len(every)
+    weights = origin.weights[len(stages) - 1]
+    boxes = coding.decode(deltas, boxes[:, :, None], weights, origin.clamp_both)
+
+    def one(boxes, likely, valid, size):
+      return suppression.detections(
+        boxes,
+        likely,
+        valid,
+        size,
+        least=self.least_score,
+        threshold=self.suppress,
+        most=self.most,
+        soft=self.soft_nms,
+      )
+
+    found = jax.vmap(one)(boxes, likely, proposals['valid'], sizes)
+    boxes = found.pop('boxes')
+    out |= {'pixel_boxes': boxes, 'complete': found.pop('complete')}
+    out['rows'] = found.pop('rows')
+    scale = jnp.maximum(jnp.tile(sizes[:, ::-1], 2), 1)
+    outputs = {'boxes': boxes / scale[:, None], **found}
+    if self.masks:
+      pooled = self._pool(source, boxes, MASK_BINS)
+      heads = self._mask_heads()
+      logits = [head(pooled, found['labels'], train=train) for head in heads]
+      outputs['masks'] = sum(map(jax.nn.sigmoid, logits)) / len(heads)
+      out['mask_pooled'] = pooled
+    return outputs, out
+
+  def _train(self, source, sizes, proposals: dict, targets: dict) -> tuple[dict, dict]:
+    """Returns the answers of the heads for sampled boxes, and the boxes' targets.
+
+    'stages': for each stage of boxes 'boxes' [B, R, 4], 'label' int [B, R], K for the
+    background, 'valid' bool [B, R], 'target' [B, R, 4], 'logits' [B, R, K + 1], 'deltas'
+    [B, R, K or 1, 4]. 'masks': for each mask head 'logits' [B, M, 28, 28] of the class of
+    the target, 'boxes' [B, M, 4], 'valid' bool [B, M], 'index' int [B, M], the target.
+    """
+    origin, share = ORIGINS[self.origin], 0.25
+    boxes, valid = proposals['boxes'], proposals['valid']
+    heads, mask_heads = self._box_heads(), self._mask_heads()
+    stages, masks = [], []
+    label = None
+    for i, head in enumerate(heads):
+      rows = {'boxes': boxes, 'valid': valid}
+      if i == 0 or origin.resampled:
+        rows = _joined(rows, targets, origin.targets_first)
+      rows = self._label_boxes(i, rows, targets)
+      pooled = self._pool(source, rows['boxes'], BOX_BINS)
+      if len(heads) > 1:
+        pooled = optax.scale_gradient(pooled, origin.stage_gradient)
+      logits, deltas = head(pooled, train=True)
+      label = rows['label']
+      stages.append({**rows, 'logits': logits, 'deltas': deltas})
+      if i < len(mask_heads):  # positives come first, and are at most a share
+        few = {k: x[:, : max(int(self.box_sample * share), 1)] for k, x in rows.items()}
+        positive = few['valid'] & (few['label'] < self.num_classes)
+        pooled = self._pool(source, few['boxes'], MASK_BINS)
+        known = jnp.minimum(few['label'], self.num_classes - 1)
+        logits_of = mask_heads[i](pooled, known, train=True)
+        row = {'logits': logits_of, 'boxes': few['boxes'], 'valid': positive}
+        masks.append({**row, 'index': few['index'], 'label': few['label']})
+      boxes = self._moved(i, rows['boxes'], logits, deltas, sizes, label)
+      if origin.resampled:  # the next stage adds the targets again
+        valid = rows['valid'] & ~rows['added']
+      else:
+        valid = rows['valid'] & (coding.sides(boxes) > 0).all(-1)
+    return {'stages': stages, 'masks': masks}, {}
+
+  def _label_boxes(self, stage: int, rows: dict, targets: dict) -> dict:
+    """Returns rows with 'label', 'target' and 'index' (of the target), perhaps sampled."""
+    origin, K = ORIGINS[self.origin], self.num_classes
+    sampled, R = stage == 0 or origin.resampled, rows['boxes'].shape[1]
+    number = min(self.box_sample, R)
+    priority = jnp.zeros((len(rows['boxes']), R))
+    if sampled and 'roi_priority' in targets:
+      priority = targets['roi_priority'][stage]
+    elif sampled:
+      priority = self._priority(targets, '', stage + 1, R)
+
+    def one(rows, targets, priority):
+      iou = overlaps.iou(targets['boxes'][:, None], rows['boxes'][None])
+      limit = self.overlaps[stage]
+      index, label = assign.match(iou, targets['valid'], limit, limit)
+      label = jnp.where(rows['valid'], label, -1)
+      rows = {**rows, 'index': index}
+      if sampled:
+        drawn = assign.sample(priority, label, number, 0.25)
+        rows = {key: x[drawn.index] for key, x in rows.items()}
+        rows['valid'], label = drawn.valid, jnp.where(drawn.positive, 1, 0)
+        rows['sampled'] = drawn.index
+      index = rows['index']
+      label = jnp.where(label == 1, targets['label'][index], K)
+      return {**rows, 'label': label, 'target': targets['boxes'][index]}
+
+    objects = {key: targets[key] for key in ('boxes', 'label', 'valid')}
+    return jax.vmap(one)(rows, objects, priority)
+
+
+def _joined(rows: dict, targets: dict, targets_first: bool) -> dict:
+  """Returns boxes with the targets among them, and 'added', which of them are targets."""
+  parts = [
+    {**rows, 'added': jnp.zeros_like(rows['valid'])},
+    {
+      'boxes': targets['boxes'],
+      'valid': targets['valid'],
+      'added': jnp.ones_like(targets['valid']),
+    },
+  ]
+  parts = parts[::-1] if targets_first else parts
+  return jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
+
+
+_TINY_FPN = fpn.FAMILY.tiny[0] | dict(name='fpn')
+
+FAMILY = Family(
+  RCNN,
+  variant,
+  inputs=lambda fields, size: {},  # it takes nothing without a backbone
+  outputs='regions',
+  tiny=(
+    dict(
+      backbone=_TINY_FPN,
+      num_classes=5,
+      anchor_sizes=((8,), (16,), (32,)),
+      conv_width=8,
+      fc_width=16,
+      before=(20, 20),
+      after=(10, 10),
+      anchor_sample=16,
+      box_sample=8,
+      most=5,
+    ),
+  ),
+)
