@@ -28,6 +28,9 @@ class Prepared:
 
   Attributes:
     features: {name: TFDS's feature} of an example.
+    images: names of the features that are images.
+    skip: TFDS's decoders. All images stay encoded: a mask is as costly to decode as the
+      image itself.
     sizes: {split: number of examples}.
   """
 
@@ -46,22 +49,17 @@ class Prepared:
     with _describing(self._directory):
       self._info = info = tfds.builder_from_directory(self._directory).info
       self.features = info.features
+      is_image = lambda feature: isinstance(feature, tfds.features.Image)
+      self.images = [k for k, f in self.features.items() if is_image(f)]
+      self.skip = dict.fromkeys(self.images, tfds.decode.SkipDecoding())
       self.sizes = {name: info.splits[name].num_examples for name in info.splits}
       for file in files.path(self._directory).glob('*.labels.txt'):
         # TFDS would number the classes of an empty one.
         if not file.read_text(encoding='utf-8').strip():
           raise ValueError(f'{file.name} is empty')
 
-  def images(self) -> list[str]:
-    """Returns the names of the features that are images."""
-    import tensorflow_datasets as tfds
-
-    return [k for k, f in self.features.items() if isinstance(f, tfds.features.Image)]
-
-  def open(self, ranges: Iterable[tuple[str, int, int]]) -> 'Examples':
-    """Returns the examples of (split, first, end), one range after another."""
-    import tensorflow_datasets as tfds
-
+  def pieces(self, ranges: Iterable[tuple[str, int, int]]) -> tuple[str, Sequence]:
+    """Returns (TFDS's split, which records of which files) of (split, first, end)s."""
     if (kind := self._info.file_format.value) not in ('array_record', 'tfrecord'):
       raise ValueError(
         f'tfds:{self._target}: files are {kind}; array_record and tfrecord can be read. '
@@ -71,50 +69,7 @@ class Prepared:
       f'{name}[{low}:{high}]' for name, low, high in ranges if low < high
     )
     with _describing(self._directory):
-      pieces = self._info.splits[split].file_instructions
-    # All images stay encoded: a mask is as costly to decode as the image itself.
-    skip = {name: tfds.decode.SkipDecoding() for name in self.images()}
-    return Examples(self.features, split, pieces, skip)
-
-
-class Examples:
-  """Examples of a `Prepared` data set.
-
-  Attributes:
-    split: TFDS's expression for them.
-    fingerprint: see `Source`.
-  """
-
-  def __init__(self, features, split: str, pieces: Sequence, skip: dict):
-    """Opens the files of a split.
-
-    Args:
-      pieces: TFDS's instructions, which records of which files.
-      skip: TFDS's decoders of features that stay encoded.
-
-    Raises:
-      DataError: for a file with other records than the data set's description says.
-    """
-    record_files.check(pieces, INFO)
-    named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
-    self.split, self.fingerprint = split, fingerprint([split, *named])
-    self._features, self._skip = features, skip
-    self._records = record_files.Records(pieces)
-
-  def __len__(self) -> int:
-    return len(self._records)
-
-  def read(self, indices: np.ndarray) -> list[dict | Exception]:
-    """Returns examples of all features; an exception in the place of a broken one."""
-    return [*map(self._decoded, self._records.read(indices))]
-
-  def _decoded(self, record: bytes | Exception) -> dict | Exception:
-    if isinstance(record, Exception):
-      return record
-    try:
-      return self._features.deserialize_example_np(record, decoders=self._skip)
-    except Exception as error:  # protobuf's and TFDS's own types
-      return ValueError(f'broken record: {error}')
+      return split, self._info.splits[split].file_instructions
 
 
 def build(
@@ -138,7 +93,7 @@ def build(
       there is, if the images have no label (as those of coco/2017).
   """
   name, prepared = f'tfds:{target}', Prepared(target, data_dir)
-  images = prepared.images()
+  images = prepared.images
   if image_key not in images:
     raise ValueError(
       f'{name} has no image feature {image_key!r}: it has '
@@ -159,22 +114,49 @@ def build(
 class Images(Source):
   """Encoded images of a data set of TFDS; `_one` returns an example of a subclass."""
 
-  def __init__(self, name: str, split: str, prepared: Prepared, image_key: str):
+  def __init__(
+    self, name: str, split: str, prepared: Prepared, image_key: str, ranges=None
+  ):
+    """Opens the files of a split.
+
+    Args:
+      ranges: (TFDS's split, first, end), one behind another; None: those of `split`.
+
+    Raises:
+      DataError: for a file with other records than the data set's description says.
+    """
+    ranges = ranges or splits.ranges(split, prepared.sizes, name)
     self.name, self._image_key = name, image_key
-    self._examples = prepared.open(splits.ranges(split, prepared.sizes, name))
-    self.fingerprint = self._examples.fingerprint
+    self._split, pieces = prepared.pieces(ranges)
+    record_files.check(pieces, INFO)
+    named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
+    self.fingerprint = fingerprint([self._split, *named])
+    self._prepared, self._records = prepared, record_files.Records(pieces)
 
   def __len__(self) -> int:
-    return len(self._examples)
+    return len(self._records)
+
+  def examples(self, indices: np.ndarray) -> list[dict | Exception]:
+    """Returns examples of all features; an exception in the place of a broken one."""
+    return [*map(self._decoded, self._records.read(indices))]
+
+  def _decoded(self, record: bytes | Exception) -> dict | Exception:
+    if isinstance(record, Exception):
+      return record
+    try:
+      features, skip = self._prepared.features, self._prepared.skip
+      return features.deserialize_example_np(record, decoders=skip)
+    except Exception as error:  # protobuf's and TFDS's own types
+      return ValueError(f'broken record: {error}')
 
   def read(self, indices: np.ndarray) -> list[dict]:
     return [
       {'error': str(example)} if isinstance(example, Exception) else self._one(example)
-      for example in self._examples.read(indices)
+      for example in self.examples(indices)
     ]
 
   def name_of(self, index: int) -> str:
-    return f'{self.name} {self._examples.split} #{index}'
+    return f'{self.name} {self._split} #{index}'
 
 
 class Tfds(Images):

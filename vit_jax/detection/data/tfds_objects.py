@@ -66,7 +66,7 @@ class TfdsObjects(Images, objects.Objects):
     rows = [(none, np.zeros((0, 4)), none, none.astype(bool), np.zeros(0))]
     for start in range(0, len(self), _CHUNK):
       indices = np.arange(start, min(start + _CHUNK, len(self)))
-      for i, example in zip(indices, self._examples.read(indices), strict=True):
+      for i, example in zip(indices, self.examples(indices), strict=True):
         if not isinstance(example, Exception):
           sizes[i] = _size(example[self._image_key])
           boxes, *others = self._objects(example)

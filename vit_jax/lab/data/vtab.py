@@ -1,15 +1,13 @@
 """The tasks of VTAB-1k: 1,000 examples to learn from, all of the test split to report."""
 
-import numpy as np
-
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import splits, tfds
-from vit_jax.data.sources.base import Source, fingerprint
+from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import DataError, UserError, choose
 from vit_jax.lab.data.vtab_tasks import TASKS
 
 
-class Vtab(Source):
+class Vtab(tfds.Images):
   """`vtab:NAME`, one of `vtab_tasks.TASKS`, of a data set that TFDS prepared.
 
   Splits: `train800` to train and `val200` to choose hyperparameters, `train800val200`,
@@ -37,24 +35,14 @@ class Vtab(Source):
     parts = splits_of(target, prepared.sizes)
     sizes = {name: end - first for name, (_, first, end) in parts.items()}
     split = 'train800+val200' if split == 'train800val200' else split
-    self._examples = prepared.open(
+    ranges = [
       (parts[name][0], parts[name][1] + low, parts[name][1] + high)
       for name, low, high in splits.ranges(split, sizes, self.name)
-    )
-    self.fingerprint = fingerprint((target, self._examples.fingerprint))
+    ]
+    super().__init__(self.name, split, prepared, 'image', ranges)
+    self.fingerprint = fingerprint((target, self.fingerprint))
 
-  def __len__(self) -> int:
-    return len(self._examples)
-
-  def read(self, indices: np.ndarray) -> list[dict]:
-    return [self._labelled(example) for example in self._examples.read(indices)]
-
-  def name_of(self, index: int) -> str:
-    return f'{self.name} {self._examples.split} #{index}'
-
-  def _labelled(self, example: dict | Exception) -> dict:
-    if isinstance(example, Exception):
-      return {'error': str(example)}
+  def _one(self, example: dict) -> dict:
     image, change = example['image'], self._task.image
     try:
       image = change(image) if change else image
