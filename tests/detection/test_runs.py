@@ -44,13 +44,13 @@ def test_rates_are_those_of_the_paper(paper):
 def test_the_stem_and_the_first_stage_are_frozen(paper):
   model = models.build(**paper['model'])
   assert (model.dropout, model.attention_dropout) == (0.1, 0.1)
-  tuning = tune.attach(model, models.family_of(model), (64, 64, 3), **paper['tune'])
-  assert tuning.model is model  # its norms are frozen without help
+  tuned, rules = tune.attach(
+    model, models.family_of(model), (64, 64, 3), **paper['tune']
+  )
+  assert tuned is model  # its norms are frozen without help
   shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
   sizes = {name: x.size for name, x in trees.flatten(shapes['params']).items()}
-  trained = sum(
-    size for name, size in sizes.items() if trees.first_match(tuning.rules, name)
-  )
+  trained = sum(size for name, size in sizes.items() if trees.first_match(rules, name))
   # The published 41,302,368 with a head for 91 classes and "no object", not 80.
   assert trained == 41_302_368 - 11 * 257
 
@@ -80,11 +80,11 @@ def test_the_layers_are_split_over_a_tensor_axis():
 def test_a_detector_is_tuned_like_other_models():
   model = tiny()
   section = dict(method='lora', rank=2, layers=[r'decoder/.*/(query|value)/kernel'])
-  tuning = tune.attach(model, models.family_of(model), (32, 32, 3), **section)
+  tuned, _ = tune.attach(model, models.family_of(model), (32, 32, 3), **section)
   shapes = dict(image=(32, 32, 3), image_mask=(32, 32), boxes=(3, 4), boxes_mask=(3,))
   batch = {k: np.zeros((1, *shape), np.float32) for k, shape in shapes.items()}
   batch['label'] = np.zeros((1, 3), np.int32)
-  task = tasks.build('detect', tuning.model, batch)
+  task = tasks.build('detect', tuned, batch)
   shapes = jax.eval_shape(lambda: task.init(jax.random.key(0), batch))
   added = trees.flatten(shapes['params']['tune'])
   assert len(added) == 2 * 2 * 2 * 2  # two layers, attentions, kernels, factors

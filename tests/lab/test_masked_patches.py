@@ -225,7 +225,7 @@ def other(model):
 
 
 def lora(model):
-  return tune.attach(model, models.family('vit'), (32, 32, 3), 'lora').model
+  return tune.attach(model, models.family('vit'), (32, 32, 3), 'lora')[0]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def reference():
 def attach(model=None, **section):
   """Returns a model as tuned; None: the reference's."""
   model = vit().model if model is None else model
-  return tune.attach(model, models.family_of(model), (32, 32, 3), **section).model
+  return tune.attach(model, models.family_of(model), (32, 32, 3), **section)[0]
 
 
 def run(section: dict, added: dict):

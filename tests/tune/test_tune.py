@@ -38,7 +38,7 @@ def test_methods_train_what_they_name():
   tree = jax.eval_shape(params)
   names = set(trees.flatten(tree))
   trained = lambda **section: set(
-    trees.flatten(tune.partition(tree, attach(**section).rules)[0])
+    trees.flatten(tune.partition(tree, attach(**section)[1])[0])
   )
   head = {'head/kernel', 'head/bias'}
   assert trained() == trained(method='full') == names
@@ -49,12 +49,12 @@ def test_methods_train_what_they_name():
   train = ['cls', 'Transformer/encoderblock_1/.*']
   chosen = trained(method='rules', train=train)
   assert chosen == {n for n in names if n == 'cls' or 'block_1/' in n}
-  assert trees.combine(*tune.partition(tree, attach('bias').rules)) == tree
+  assert trees.combine(*tune.partition(tree, attach('bias')[1])) == tree
 
 
 def test_rules_that_train_nothing_are_refused():
   tree = jax.eval_shape(params)
-  rules = attach('rules', train=['head/.*', 'head/kernal']).rules
+  _, rules = attach('rules', train=['head/.*', 'head/kernal'])
   with pytest.raises(errors.UserError, match=naming('head/kernal', 'head/kernel')):
     tune.partition(tree, rules)
 

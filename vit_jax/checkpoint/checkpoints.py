@@ -42,7 +42,7 @@ from vit_jax.errors import NoUsableCheckpoint, Unreachable, UserError
 FROZEN = 'frozen/'  # prefix of leaves that are described and not stored
 
 
-class Checkpoints:
+class Checkpoints(Storage):
   """The checkpoints of one run. Call `close` at the end, also after an error.
 
   Args:
@@ -70,15 +70,11 @@ class Checkpoints:
     larger_is_better: bool = True,
   ):
     path = files.path(directory)
-    self.directory = path if files.is_url(path) else path.absolute()
+    path = path if files.is_url(path) else path.absolute()
+    super().__init__(path, keep_latest, keep_every, self._best)
     self.every, self.best = every, best
     self._sign = 1 if larger_is_better else -1
     self._scores: dict[int, float] | None = None  # step -> larger is better
-    self._storage = Storage(self.directory, keep_latest, keep_every, self._best)
-
-  def steps(self) -> list[int]:
-    """Returns the complete steps, ascending. One may turn out to be damaged."""
-    return self._storage.steps()
 
   def latest(self) -> int | None:
     """Returns the newest complete step, or None."""
@@ -135,7 +131,7 @@ class Checkpoints:
         f'{_and_more(poisoned)}'
       )
       return False
-    self._storage.wait()
+    self.wait()
     if distributed.from_first(step in self.steps()):
       return True
     body = {
@@ -148,23 +144,8 @@ class Checkpoints:
     self._best(())  # reads the metrics of older steps
     self._score(body)
     stored = {name: x for name, x in flat.items() if not name.startswith(FROZEN)}
-    self._storage.write(step, trees.unflatten(stored), sealed)
+    self.write(step, trees.unflatten(stored), sealed)
     return True
-
-  def wait(self) -> None:
-    """Blocks until the save under way is complete.
-
-    Raises:
-      DiskFull: if there was no room for it; the steps before it are intact.
-    """
-    self._storage.wait()
-
-  def close(self) -> None:
-    """Waits as `wait` does, and ends the threads that write; `save` starts new ones.
-
-    Without it, a save that is under way when Python exits is lost.
-    """
-    self._storage.close()
 
   def __enter__(self):
     return self
@@ -172,7 +153,7 @@ class Checkpoints:
   def __exit__(self, kind, *_):
     """Closes; after an outage, without waiting for a save to the bucket to complete."""
     if kind and issubclass(kind, Unreachable) and files.is_url(self.directory):
-      self._storage.abandon()
+      self.abandon()
     else:
       self.close()
 
@@ -205,7 +186,7 @@ class Checkpoints:
     for step, why in damaged.items():
       distributed.say(
         f'checkpoint step {step} is damaged ({why}); set aside as '
-        f'{self._storage.set_aside(step)}; using step {body["step"]}'
+        f'{self.set_aside(step)}; using step {body["step"]}'
       )
     train = items.pop('train')
     return dataclasses.replace(abstract, **items, **train), body['meta']
@@ -291,7 +272,7 @@ class Checkpoints:
     Raises:
       Damaged: it is not as it was saved, or of another step.
     """
-    sealed = self._storage.read(step)['meta']
+    sealed = self.read(step)['meta']
     try:
       body, expected = sealed['body'], sealed['sha256']
     except (TypeError, KeyError):
@@ -381,7 +362,7 @@ class Checkpoints:
     described = self._frozen_leaves(body, placed, frozen)
     stored = {name: x for name, x in placed.items() if not name.startswith(FROZEN)}
     with together():
-      flat = trees.flatten(self._storage.read(step, trees.unflatten(stored)))
+      flat = trees.flatten(self.read(step, trees.unflatten(stored)))
     prints = fingerprints(flat)
     if wrong := [name for name in stored if prints.get(name) != leaves[name][2]]:
       raise Damaged(f'checksum mismatch in {_and_more(wrong)}')

@@ -75,7 +75,7 @@ class Storage:
     self._step = 0  # the step of the newest write
 
   def steps(self) -> list[int]:
-    """Returns the complete steps, ascending."""
+    """Returns the complete steps, ascending. One may turn out to be damaged."""
     try:
       paths = list(self.directory.iterdir())
     except FileNotFoundError:
@@ -128,7 +128,10 @@ class Storage:
         self._manager.check_for_errors()
 
   def close(self) -> None:
-    """Waits as `wait` does, and ends Orbax's threads; a later `write` starts new ones."""
+    """Waits as `wait` does, and ends Orbax's threads; a later `write` starts new ones.
+
+    Without it, a write that is under way when Python exits is lost.
+    """
     try:
       self.wait()
     finally:

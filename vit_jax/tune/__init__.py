@@ -9,8 +9,6 @@ No model knows of this. Added parameters act by interception of the model's laye
 `tuned.Tuned`; a model's `Family` tells where its blocks are.
 """
 
-from typing import NamedTuple
-
 import flax.linen as nn
 
 from vit_jax import trees
@@ -38,21 +36,9 @@ METHODS = Registry(
 )
 
 
-class Tuning(NamedTuple):
-  """A model and the part of it that is trained.
-
-  Attributes:
-    model: the model itself, or a `Tuned` with added parameters.
-    rules: which of its parameters are trained.
-  """
-
-  model: nn.Module
-  rules: Rules
-
-
 def attach(
   model, family, image_shape: tuple[int, int, int], method: str = 'full', **options
-) -> Tuning:
+) -> tuple[nn.Module, Rules]:
   """Attaches the method of a config's `tune` section to a model.
 
   Args:
@@ -61,6 +47,9 @@ def attach(
     image_shape: (H, W, C) of its images.
     method: a key of METHODS.
     **options: the fields of the method's class.
+
+  Returns:
+    (the model itself, or a `Tuned` with added parameters; which parameters are trained).
 
   Raises:
     UserError: for an unknown method, or one that this model cannot take.
@@ -78,8 +67,8 @@ def attach(
     rules = [(f'{ADDED}/.*', True), *rules]
   norms = _frozen_norms(backbone, rules) if chosen.trains_backbone else ()
   if added is None and chosen.trains_backbone and not norms:
-    return Tuning(model, rules)
-  return Tuning(Tuned(model, added, chosen.trains_backbone, norms), rules)
+    return model, rules
+  return Tuned(model, added, chosen.trains_backbone, norms), rules
 
 
 def _frozen_norms(backbone: Backbone, rules: Rules) -> tuple[str, ...]:
