@@ -67,7 +67,7 @@ class Evaluator(Protocol):
   numbers are exact: padding and broken images are masked, sums and counts come back from
   the device, and the host divides.
 
-  It may have `TASK`, the name of the one task whose `predict` it reads; `predictions`, the
+  It may have `TASKS`, the names of the tasks whose `predict` it reads; `predictions`, the
   arrays of the last run that a run's page reads; and `note`, a sentence for the user. It may
   take a third argument `model`, the classes of the model.
   """

@@ -76,7 +76,7 @@ def run(
 ) -> tuple[dict[str, np.ndarray], list[str | None]]:
   """Returns ({name: rows [n, ...]} of a function of all images, why each was not read).
 
-  Rows of images that could not be read are nan, or -1 in integers.
+  Rows of images that could not be read are nan, -1 in integers, or False.
 
   Args:
     function: (variables, features of a batch of images) -> rows; it is jitted.
@@ -89,11 +89,12 @@ def run(
   empty = jax.eval_shape(function, loaded.variables, example)
   rows = {name: [np.zeros((0, *x.shape[1:]), x.dtype)] for name, x in empty.items()}
   errors: list[str | None] = []
+  blanks = {'i': -1, 'b': False}  # by kind of dtype
   for part, why in stream(loaded, images, preprocess, batch_size, function):
     errors += why
     for name, x in part.items():
       x = np.array(x)
-      x[[reason is not None for reason in why]] = -1 if x.dtype.kind == 'i' else np.nan
+      x[[reason is not None for reason in why]] = blanks.get(x.dtype.kind, np.nan)
       rows[name].append(x)
   return {name: np.concatenate(parts) for name, parts in rows.items()}, errors
 

@@ -10,7 +10,7 @@ from tests.support.figures import decoded
 from vit_jax import evaluators, sharding
 from vit_jax.data import sources
 from vit_jax.detection import boxes
-from vit_jax.detection.coco import average_precision
+from vit_jax.detection.coco import average_precision, rle
 from vit_jax.detection.coco.objects import Detections
 from vit_jax.detection.tools import report_objects
 from vit_jax.errors import UserError
@@ -21,10 +21,10 @@ QUERIES, SPLIT = 5, 'test[:13]'
 PP = 'value_range(-1, 1)|pad_to(boxes=1, label=1)'  # the truth is not what pp keeps
 
 
-def build(devices=1, model=None, **change):
+def build(devices=1, model=None, masks=False, **change):
   data = dict(source='digits_canvas', split=SPLIT, pp=PP, batch_size=8) | change
   mesh = sharding.make_mesh(devices=jax.devices()[:devices])
-  return evaluators.build('coco', mesh, data=data, model=model)
+  return evaluators.build('coco', mesh, data=data, model=model, masks=masks)
 
 
 def table(truth, classes, columns=range(10), noise=0.0):
@@ -68,6 +68,70 @@ def test_perfect_answers(truth):
   # Numbers that nothing counts for are left out: no digit is large.
   assert 'ap_large' not in numbers
   assert all(isinstance(x, float | int) for x in numbers.values())
+
+
+@pytest.fixture(scope='module')
+def regions():
+  """Outputs with boxes and masks, all of them right, and a row that is not valid."""
+  truth = sources.build('digits_canvas', SPLIT).truth(masks=True)
+  N = len(truth.image_ids)
+  out = {
+    'boxes': np.zeros((N, QUERIES, 4), np.float32),
+    'scores': np.full((N, QUERIES), 0.9, np.float32),
+    'labels': np.zeros((N, QUERIES), np.int32),
+    'valid': np.zeros((N, QUERIES), bool),
+    'masks': np.zeros((N, QUERIES, 28, 28), np.float32),
+  }
+  for i in range(N):
+    for q, row in enumerate(np.flatnonzero(truth.image == i)):
+      left, top, w, h = truth.boxes[row].astype(int)
+      out['boxes'][i, q] = np.divide([left, top, left + w, top + h], 64)
+      out['labels'][i, q], out['valid'][i, q] = truth.category[row], True
+      pixels = rle.decode(truth.masks[row])[top : top + h, left : left + w]
+      nearest = [np.arange(28) * n // 28 for n in (h, w)]
+      out['masks'][i, q] = pixels[np.ix_(*nearest)]
+  return out
+
+
+def numbers_of(regions, devices=1, **change):
+  predict = lambda params, batch: {k: x[batch['index']] for k, x in params.items()}
+  return build(devices, masks=True).run(predict, regions | change)
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+def test_masks(regions, devices):
+  numbers = numbers_of(regions, devices)
+  assert numbers['ap'] == pytest.approx(1)
+  assert numbers['mask_ap50'] == pytest.approx(1)
+  assert numbers['mask_ap'] > 0.7  # 28 cells over up to 28 pixels
+  assert 'mask_ap_large' not in numbers
+  # Boxes do not depend on masks, nor numbers of masks on boxes' classes alone.
+  lost = numbers_of(regions, devices, masks=1 - regions['masks'])
+  assert lost['ap'] == pytest.approx(1)
+  assert lost['mask_ap50'] < 0.2
+  every = numbers_of(regions, devices, valid=np.ones_like(regions['valid']))
+  assert every['ap'] < 1  # boxes without an area, as sure as the others
+
+
+def test_a_mask_counts_in_the_pixels_of_the_image(regions):
+  # As pycocotools counts pixels that are pasted one by one.
+  evaluator = build(masks=True)
+  predict = lambda params, batch: {k: x[batch['index']] for k, x in params.items()}
+  evaluator.run(predict, regions)
+  truth, found = evaluator.compared
+  assert len(found.masks) == regions['valid'].sum()
+  for image, box, mask in zip(found.image, found.boxes, found.masks, strict=True):
+    pixels = rle.decode(mask)
+    assert pixels.shape == tuple(truth.sizes[image])
+    rows, columns = (np.flatnonzero(pixels.any(axis)) for axis in (1, 0))
+    left, top, w, h = box
+    assert top - 1 <= rows.min() <= rows.max() <= top + h
+    assert left - 1 <= columns.min() <= columns.max() <= left + w
+
+
+def test_masks_that_are_not_there(truth):
+  with pytest.raises(UserError, match=naming('masks=True', 'boxes without masks')):
+    build(masks=True).run(predict, table(truth, 10))
 
 
 def test_the_page_of_a_run_draws_boxes_where_objects_are(truth):

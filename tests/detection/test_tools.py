@@ -13,6 +13,7 @@ from tests.support import bright_detector, commands, naming, stand_in
 from tests.support.bright_detector import SCORES
 from vit_jax import models
 from vit_jax.detection import drawing, inference
+from vit_jax.detection.coco import files, rle
 from vit_jax.errors import UserError
 from vit_jax.tools import evaluate, predict, source
 
@@ -162,6 +163,46 @@ def test_photographs_as_they_are_held(tmp_path, capsys):
     np.testing.assert_allclose(one['bbox'], [100, 80, 200, 160], atol=18)
 
 
+@pytest.fixture
+def regions(monkeypatch):
+  """The detector with masks in the place of the other."""
+  model = bright_detector.BrightRegions()
+  monkeypatch.setitem(models.MODELS.data, 'regions', bright_detector.REGIONS)
+  monkeypatch.setattr(source, 'load', lambda args: bright_detector.loaded(model))
+
+
+@pytest.mark.usefixtures('regions')
+def test_masks_are_printed_and_drawn(folder, tmp_path, capsys):
+  out = tmp_path / 'drawn'
+  record, images = predicted(capsys, folder, '--draw', out)
+  assert record['threshold'] == 0.5  # detectron2's, and what is not valid is left out
+  dog, bird = images['1.png']['detections']
+  pixels = np.asarray(Image.open(folder / '1.png').convert('L')) > 128
+  mask = rle.decode(dog['segmentation'])
+  # The network sees the image smaller.
+  assert (mask != pixels).mean() < 0.05
+  assert dog['area'] == mask.sum()
+  assert bird['area'] == pytest.approx(dog['area'] / 2, rel=0.1)
+  drawn = np.asarray(Image.open(images['1.png']['drawing']).resize((64, 64), 0))
+  orange, sky = drawn[mask & ~rle.decode(bird['segmentation'])], drawn[~pixels & ~mask]
+  assert (np.median(orange, 0) == (234, 174, 127)).all()  # half white, half its colour
+  assert (np.median(sky, 0) == 0).all()
+  text = run(predict.main, capsys, folder)
+  assert 'the last number is the area' in text
+  assert re.search(rf'94\.8 %  dog .* {dog["area"]:,}\n', text)
+
+
+def test_a_mask_is_drawn_on_its_pixels():
+  image, mask = np.full((500, 600, 3), 100, np.uint8), np.zeros((500, 600), bool)
+  mask[210:390, 120:280] = True
+  pixels = np.asarray(
+    drawing.draw(image, [(100, 200, 300, 400)], ['cat'], [2], masks=[mask])
+  )
+  assert (pixels[211:389, 121:279] == (50, 129, 107)).all()  # half green
+  assert (pixels[210, 120:280] == (0, 158, 115)).all()  # the edge
+  assert (pixels[205:209, 105:295] == 100).all()
+
+
 # -- evaluate -----------------------------------------------------------------------------
 
 
@@ -211,6 +252,38 @@ def test_a_run_repeats_its_own_evaluation(data, tmp_path, capsys):
   record = json.loads(out)
   assert (code, record['evaluation'], record['split']) == (0, 'val', split)
   assert (record['examples'], record['ap50']) == (8, pytest.approx(0.5))
+
+
+@pytest.mark.usefixtures('regions')
+def test_masks_are_evaluated_where_the_data_has_any(data, tmp_path, capsys):
+  out = tmp_path / 'out'
+  argv = *options(data), '--out', out, '--json'
+  record = json.loads(run(evaluate.main, capsys, *argv))
+  # All dogs, by boxes and by masks, and no cat.
+  assert record['ap50'] == record['mask_ap50'] == pytest.approx(0.5)
+  assert 'mask_ap_large' not in record
+  results = json.loads((out / 'detections.json').read_text())
+  assert len(results) == 12  # no birds
+  truth = files.truth(data / 'G.json', masks=True)
+  best = [rle.decode(row['segmentation']) for row in results]
+  dogs = [rle.decode(x) for x in truth.masks if x['size'][0] * x['size'][1]]
+  areas = sorted(mask.sum() for mask in best)
+  dogs = sorted(x.sum() for x, k in zip(dogs, truth.category, strict=True) if k == 0)
+  np.testing.assert_allclose(areas, dogs, rtol=0.15)
+  with (out / 'per_class.csv').open() as file:
+    assert float(next(csv.DictReader(file))['mask_ap50']) == pytest.approx(1)
+  text = run(evaluate.main, capsys, *options(data))
+  assert re.search(r'mask_ap50 +50.00%', text)
+  # Without masks in the data, boxes alone.
+  content = json.loads((data / 'G.json').read_text())
+  for row in content['annotations']:
+    del row['segmentation']
+  (tmp_path / 'G.json').write_text(json.dumps(content))
+  argv = 'D', '--data', f'coco:{tmp_path}/G.json,{data}', '--split', 'train', '--json'
+  code, record, why = commands.run(evaluate.main, capsys, *argv)
+  assert code == 0
+  assert 'Masks are not compared: ' in why
+  assert {'ap50'} == {'ap50', 'mask_ap50'} & json.loads(record).keys()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax import weights
+from vit_jax.detection import boxes
 from vit_jax.models.family import Family
 
 NAMES = ('cat', 'dog', 'bird')
@@ -40,14 +41,34 @@ class BrightDetector:
     return {'logits': jnp.tile(logits, (len(images), 1, 1)), 'boxes': boxes}, {}
 
 
+class BrightRegions(BrightDetector):
+  """The dog as a region with a mask, and the lower half of it without: no bird is valid."""
+
+  masks = True
+
+  def apply(self, variables, images, mask=None, train=False):
+    outputs, out = super().apply(variables, images, mask)
+    number = len(images)
+    rows = lambda *values: jnp.tile(jnp.array(values), (number, 1))
+    masks = jnp.full((number, 3, 28, 28), 0.9).at[:, 1, 14:].set(0.1)
+    return {
+      'boxes': boxes.to_corners(outputs['boxes'][:, jnp.array([1, 1, 2])]),
+      'scores': rows(*SCORES, 0.99),
+      'labels': rows(1, 2, 2),
+      'valid': rows(True, True, False),
+      'masks': masks,
+    }, out
+
+
+REGIONS = Family(BrightRegions, lambda name: {}, tiny=(), outputs='regions')
 FAMILY = Family(BrightDetector, lambda name: {}, tiny=(), outputs='boxes')
 # Probabilities of the likeliest classes of queries 1 and 2.
 SCORES = [float(jax.nn.softmax(jnp.eye(4)[0] * x)[0]) for x in (4.0, 1.5)]
 
 
-def loaded():
-  """Returns the detector as `weights.load` would."""
-  model, names = BrightDetector(), list(NAMES)
+def loaded(model=None):
+  """Returns the detector, or another one, as `weights.load` would."""
+  model, names = model or BrightDetector(), list(NAMES)
   return weights.Loaded(model, {}, (48, 48), 3, PP, names, 'D', 'run', '', 7)
 
 
@@ -64,7 +85,10 @@ def write_data(root):
   def annotate(i, category, box):
     number = len(content['annotations']) + 1
     row = {'id': number, 'image_id': 10 + i, 'category_id': category, 'bbox': box}
-    content['annotations'].append(row | {'area': box[2] * box[3]})
+    left, top, w, h = box
+    polygon = [left, top, left + w, top, left + w, top + h, left, top + h]
+    row |= {'area': w * h, 'segmentation': [polygon]}
+    content['annotations'].append(row)
 
   for i in range(12):
     height, width = rng.permutation([48 + 16 * (i % 3), 64]).tolist()

@@ -51,18 +51,25 @@ def giou(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def postprocess(outputs: dict) -> dict[str, jax.Array]:
-  """Returns one detection for each query: 'scores', 'labels' [B, Q], 'boxes' [B, Q, 4].
+  """Returns detections: 'scores', 'labels', 'valid' [B, Q], 'boxes' [B, Q, 4], maybe 'masks'.
 
-  The class is the likeliest other than "no object", the score its probability, the box
-  left, top, right, bottom from 0 to 1 of the image: float32 would not hold pixels of large
-  images exactly. No query is left out.
+  Boxes are left, top, right, bottom from 0 to 1 of the image: float32 would not hold pixels
+  of large images exactly. Where `valid` is False there is no detection. Masks are
+  probabilities [B, Q, m, m] inside of boxes.
 
   Args:
-    outputs: 'logits' and 'boxes' of a detector, see `tasks.detect`.
+    outputs: of a detector. 'regions' are detections; of 'boxes', see `tasks.detect`, each
+      query is one. Its class is the likeliest other than "no object", its score the
+      probability of that.
   """
+  if 'scores' in outputs:
+    names = ('scores', 'labels', 'valid', 'boxes', 'masks')
+    return {name: outputs[name] for name in names if name in outputs}
   likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))[..., :-1]
   corners = to_corners(outputs['boxes'].astype(jnp.float32))
-  return {'scores': likely.max(-1), 'labels': likely.argmax(-1), 'boxes': corners}
+  scores, labels = likely.max(-1), likely.argmax(-1)
+  valid = jnp.ones(scores.shape, bool)
+  return {'scores': scores, 'labels': labels, 'valid': valid, 'boxes': corners}
 
 
 def _common_and_union(a, b):

@@ -1,4 +1,4 @@
-"""Images with labelled boxes drawn on them, by Pillow."""
+"""Images with labelled boxes and masks drawn on them, by Pillow."""
 
 import colorsys
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ def draw(
   labels: Sequence[str],
   numbers: Sequence[int],
   text: float = 1 / 28,
+  masks: Sequence[np.ndarray] = (),
 ):
   """Returns an image with boxes and their labels, the first on top, as a PIL image.
 
@@ -35,21 +36,40 @@ def draw(
     labels: n texts.
     numbers: n whole numbers; boxes with the same number, of one class, have one colour.
     text: the height of the labels, as a part of the shorter side.
+    masks: n masks bool [H, W], or none. They are drawn first, each half transparent with
+      an edge.
   """
   from PIL import Image, ImageDraw, ImageFont
 
   times = -(-_LEAST // min(_LEAST, *image.shape[:2]))
   large = image.repeat(times, 0).repeat(times, 1).repeat(3 // image.shape[2], 2)
+  for mask, number in reversed([*zip(masks, numbers, strict=False)]):
+    _paint(large, mask.repeat(times, 0).repeat(times, 1), _colour(number))
   out = Image.fromarray(large)
   pen, side = ImageDraw.Draw(out), min(out.size)
   line, font = max(2, side // 200), ImageFont.load_default(max(12, side * text))
   corners = np.clip(np.reshape(corners, (-1, 4)) * times, 0, np.tile(out.size, 2))
   objects = [*zip(corners.tolist(), labels, numbers, strict=True)]
   for (left, top, right, bottom), label, number in reversed(objects):
-    colour = _COLOURS[number % len(_COLOURS)]
+    colour = _colour(number)
     box = left, top, max(left, right - 1), max(top, bottom - 1)
     pen.rectangle(box, outline=colour, width=line)
     place = left, max(top, font.size + 2 * line)  # above the box, if there is room
     pen.rectangle(pen.textbbox(place, label, font, 'lb'), fill=colour)
     pen.text(place, label, 'black', font, 'lb')
   return out
+
+
+def _colour(number: int) -> str:
+  return _COLOURS[number % len(_COLOURS)]
+
+
+def _paint(image: np.ndarray, mask: np.ndarray, colour: str) -> None:
+  """Blends the pixels of a mask with a colour, in place; those at its edge get all of it."""
+  inner, width = mask.copy(), max(1, min(mask.shape) // 400)
+  for axis in (0, 1):
+    for step in (-width, width):
+      inner &= np.roll(mask, step, axis)
+  rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+  image[mask] = (image[mask] + rgb) // 2
+  image[mask & ~inner] = rgb

@@ -1,4 +1,4 @@
-"""Boxes of objects in images, in files or arrays, without TensorFlow."""
+"""Boxes and masks of objects in images, in files or arrays, without TensorFlow."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,21 +10,34 @@ from vit_jax.data import single_image
 from vit_jax.data.ops import registry
 from vit_jax.data.single_image import SingleImage
 from vit_jax.detection import boxes
+from vit_jax.detection.regions.masks import paste
 from vit_jax.detection.tasks import detect
 from vit_jax.weights import Loaded
 
 
 class Detected(NamedTuple):
-  """A detector's answer for each of its Q queries, in the order of the images.
+  """A detector's Q detections in each image, in the order of the images.
 
-  Rows of unreadable images are nan, and -1 in integers.
+  Those of a DETR are its queries; a two-stage detector may have fewer than Q. Rows of
+  unreadable images are nan, -1 in integers, and not valid.
   """
 
   scores: np.ndarray  # float32 [n, Q], the probability of the class
   labels: np.ndarray  # int32 [n, Q], the likeliest class other than "no object"
   boxes: np.ndarray  # float64 [n, Q, 4], left, top, right, bottom in pixels
+  valid: np.ndarray  # bool [n, Q], False where there is no detection
   sizes: np.ndarray  # int32 [n, 2], heights and widths of the images
   errors: list[str | None]  # why an image could not be read
+  masks: np.ndarray | None = (
+    None  # float32 [n, Q, m, m], probabilities inside the boxes
+  )
+
+  def mask(self, i: int, q: int) -> np.ndarray:
+    """Returns the mask of detection q in image i, bool [H, W] in the image's pixels."""
+    (mask,) = paste(
+      self.masks[i, q][None], self.boxes[i, q][None], tuple(self.sizes[i])
+    )
+    return mask
 
 
 def inputs(loaded: Loaded, images: Iterable) -> dict:
@@ -44,7 +57,7 @@ def inputs(loaded: Loaded, images: Iterable) -> dict:
 def detect_images(
   loaded: Loaded, images: Iterable, *, batch_size: int = 1, pp: str | None = None
 ) -> Detected:
-  """Returns the boxes that a detector predicts for images, in their own pixels.
+  """Returns the objects that a detector finds in images, in their own pixels.
 
   Args:
     images: paths, bytes, PIL images, or uint8 arrays [H, W, C].
@@ -57,7 +70,8 @@ def detect_images(
       or crops, one image where a list is expected.
   """
   inference.check(images, batch_size)
-  models.check_outputs(loaded.model, 'boxes', 'The model')
+  if models.family_of(loaded.model).outputs != 'regions':
+    models.check_outputs(loaded.model, 'boxes', 'The model')
   pp = pp or loaded.pp
   registry.check_positions(pp)
 

@@ -26,7 +26,7 @@ class Classification(OneSplit):
     predictions: the rows of the last run, see the module `predictions`.
   """
 
-  TASK = 'classify'
+  TASKS = ('classify',)
   METRICS: ClassVar = {
     'top1': Metric(percent=True, larger_is_better=True, of_images=True),
     'top5': Metric(percent=True, larger_is_better=True, of_images=True),

@@ -277,7 +277,7 @@ class Evaluation(OneSplit):
   The same patches of an image are corrupted, in the same way, in every evaluation.
   """
 
-  TASK = 'masked_patches'
+  TASKS = ('masked_patches',)
   METRICS: ClassVar = {
     'accuracy': Metric(percent=True, larger_is_better=True),
     'loss': Metric(larger_is_better=False),

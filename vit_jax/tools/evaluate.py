@@ -25,7 +25,7 @@ from vit_jax.tools import out_folder, probe, source, zero_shot
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _BATCH = 64
 # Outputs of a model other than classes -> the module that evaluates them.
-OTHERS = {'boxes': 'vit_jax.detection.tools.evaluate_boxes'}
+OTHERS = dict.fromkeys(('boxes', 'regions'), 'vit_jax.detection.tools.evaluate_boxes')
 TYPES = ('classification', 'coco')  # evaluations of a run that can be repeated
 _MOST_CLASSES = 5_000  # Largest confusion matrix, 200 MB
 _SEVERAL = '--out: {} has several labels per image, a confusion matrix is of one.'

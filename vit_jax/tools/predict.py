@@ -6,8 +6,8 @@
   vit_jax predict SEGMENTER IMAGE_OR_FOLDER... [--draw DIR] [--json]
 
 SOURCE is what `vit_jax.load` takes; it brings its preprocessing. A detector gives boxes with
-a class and a score, in pixels of the image as it is in the file; `--draw` writes the images
-with the boxes on them. A segmenter gives the share of pixels of each class; `--draw` writes
+a class and a score, in pixels of the image as it is in the file, and maybe masks; `--draw`
+writes the images with them. A segmenter gives the share of pixels of each class; `--draw` writes
 masks. CLIP and SigLIP compare images with the texts of `--labels`. Works without TensorFlow.
 Features: see `vit_jax embed`.
 """
@@ -23,8 +23,9 @@ from vit_jax.errors import UserError, printable
 from vit_jax.tools import source, zero_shot
 
 _TOP, _BATCH = 5, 32
-# The module with a function for each kind of outputs in OTHERS.
-_DETECTION, OTHERS = 'vit_jax.detection.tools.predict', ('boxes', 'pixels')
+_DETECTION = 'vit_jax.detection.tools.predict'
+# Outputs of a model other than classes -> the function of that module.
+OTHERS = {'boxes': 'objects', 'regions': 'objects', 'pixels': 'pixels'}
 
 
 def main(argv: list[str]) -> int:
@@ -34,8 +35,8 @@ def main(argv: list[str]) -> int:
   from vit_jax import inference, models
 
   loaded = zero_shot.classifier(args, source.load(args))
-  if (outputs := models.family_of(loaded.model).outputs) in OTHERS:
-    predict = getattr(importlib.import_module(_DETECTION), outputs)
+  if other := OTHERS.get(models.family_of(loaded.model).outputs):
+    predict = getattr(importlib.import_module(_DETECTION), other)
     return predict(args, loaded, paths)
   models.check_outputs(loaded.model, 'classes', args.source)
   why = f'is for detectors, --draw also for segmenters; {args.source} gives classes'

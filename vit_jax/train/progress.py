@@ -197,8 +197,8 @@ def summary(
     )
   elif tasks.of(config).OUTPUTS == 'classes':
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER   # names')
-  elif tasks.of(config).OUTPUTS == 'boxes':
-    lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER --draw DIR   # boxes')
+  elif tasks.of(config).OUTPUTS in ('boxes', 'regions'):
+    lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER --draw DIR   # objects')
     lines.append(f'  {ours} evaluate {weights} --out DIR   # precision of each class')
   if config.get('data', {}).get('source') == 'digits':  # a first run, of our own data
     lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')

@@ -158,11 +158,11 @@ def _check_reads(where: str, type: str, task: str) -> None:
   It can read those of any task with the same kind of model and parameters as its own.
   """
   kind = lambda name: (t := tasks.TASKS[name]) and (t.CLASSES, t.OUTPUTS, t.OWN)
-  task_of = lambda type: getattr(evaluators.EVALUATORS[type], 'TASK', task)
-  reads = lambda type: kind(task_of(type)) == kind(task)
+  tasks_of = lambda type: getattr(evaluators.EVALUATORS[type], 'TASKS', (task,))
+  reads = lambda type: kind(task) in map(kind, tasks_of(type))
   if not reads(type):
     raise UserError(
-      f'{where}.type={type} is for config.task.name={task_of(type)}; with '
+      f'{where}.type={type} is for config.task.name={" or ".join(tasks_of(type))}; with '
       f'{task} use one of {list(filter(reads, evaluators.EVALUATORS))}.'
     )
 

@@ -154,7 +154,7 @@ def of_source(source: Source, size: tuple[int, int], plain: bool = False) -> str
   resize = '' if plain else _geometry(ops, size)
   resize = resize or f"resize({crop}, rounding='none')"
   family = models.family(source.family, **source.fields)
-  if family.outputs == 'boxes' and size[0] == size[1]:
+  if family.outputs in ('boxes', 'regions') and size[0] == size[1]:
     resize = f'detr_resize({crop}, {crop})|canvas({crop})'
   return f'{decode}|{resize}|{levels[0]}'
 

@@ -5,8 +5,8 @@ import io
 
 import numpy as np
 
+from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Detections, Truth
-from vit_jax.errors import UserError
 
 KINDS = ('bbox', 'segm')
 # The twelve numbers in COCO's order. AP: IoU 0.50 to 0.95 or as named, 100 detections per
@@ -34,12 +34,9 @@ def measure(
     UserError: without pycocotools.
   """
   assert kind in KINDS, kind
-  try:
-    from pycocotools.cocoeval import COCOeval
-  except ImportError:
-    raise UserError(
-      "COCO's metric needs pycocotools: pip install 'vit_jax[detection]'."
-    ) from None
+  rle.library()
+  from pycocotools.cocoeval import COCOeval
+
   with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
     compared = _dataset(truth, truth, kind), _dataset(truth, detections, kind)
     evaluation = COCOeval(*compared, kind)
@@ -58,7 +55,6 @@ def measure(
 
 def _dataset(truth: Truth, objects: Truth | Detections, kind: str):
   """Returns pycocotools' COCO with the objects; places stand for ids."""
-  from pycocotools import mask
   from pycocotools.coco import COCO
 
   number = len(objects.image)
@@ -70,7 +66,7 @@ def _dataset(truth: Truth, objects: Truth | Detections, kind: str):
   }
   if kind == 'segm':
     columns['segmentation'] = objects.masks
-    columns['area'] = [float(mask.area(x)) for x in objects.masks]
+    columns['area'] = rle.areas(objects.masks).astype(float).tolist()
   else:
     columns['bbox'] = objects.boxes.tolist()
     columns['area'] = objects.boxes[:, 2:].prod(1).tolist()

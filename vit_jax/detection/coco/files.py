@@ -69,9 +69,9 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
 
 
 def results(truth: Truth, detections: Detections) -> list[dict]:
-  """Returns detected boxes in COCO's format of results."""
+  """Returns detections in COCO's format of results, with their masks if they have any."""
   columns = detections.image, detections.category, detections.boxes, detections.scores
-  return [
+  rows = [
     {
       'image_id': truth.image_ids[image],
       'category_id': truth.category_ids[category],
@@ -80,6 +80,9 @@ def results(truth: Truth, detections: Detections) -> list[dict]:
     }
     for image, category, box, score in zip(*columns, strict=True)
   ]
+  for row, mask in zip(rows, detections.masks or (), strict=False):
+    row['segmentation'] = {**mask, 'counts': mask['counts'].decode()}
+  return rows
 
 
 def _rows(path, content, key: str, read: Callable) -> list[tuple]:

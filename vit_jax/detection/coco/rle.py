@@ -15,21 +15,31 @@ _FAR = 1_000_000  # pixels: pycocotools takes 80 bytes for each of an outline's 
 
 
 def encode(mask: np.ndarray) -> dict:
-  """Returns the run lengths of a mask, bool [H, W]."""
-  return _library().encode(np.asfortranarray(mask, np.uint8))
+  """Returns the run lengths of a mask, bool [H, W]; in NumPy, without pycocotools."""
+  toggles = np.flatnonzero(np.diff(mask.T.reshape(-1), prepend=False))
+  lengths = np.diff(toggles, prepend=0, append=mask.size).tolist()
+  codes = bytearray()
+  for i, length in enumerate(lengths):
+    value, more = length - (lengths[i - 2] if i > 2 else 0), True
+    while more:
+      code, value = value & 31, value >> 5
+      more = value != (-1 if code & 16 else 0)
+      codes.append(code + 48 + 32 * more)
+  return {'size': [*mask.shape], 'counts': bytes(codes)}
 
 
 def decode(runs: dict) -> np.ndarray:
   """Returns the mask of run lengths as `encode` gives them, bool [H, W]."""
   height, width = runs['size']
-  lengths = _lengths(runs['counts'])
+  counts = runs['counts']
+  lengths = _lengths(counts.encode() if isinstance(counts, str) else counts)
   pixels = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
   return pixels.reshape(width, height).T
 
 
 def areas(masks: Sequence[dict]) -> np.ndarray:
   """Returns the number of pixels of each mask, int64 [n]."""
-  return np.array(_library().area([*masks]), np.int64)
+  return np.array(library().area([*masks]), np.int64)
 
 
 def read(segmentation, height: int, width: int) -> dict:
@@ -45,7 +55,7 @@ def read(segmentation, height: int, width: int) -> dict:
   Raises:
     ValueError, TypeError, KeyError, OverflowError: for anything else.
   """
-  mask_lib = _library()
+  mask_lib = library()
   if isinstance(segmentation, dict):
     size, counts = list(segmentation['size']), segmentation['counts']
     if size != [height, width]:
@@ -90,11 +100,12 @@ def _lengths(text: bytes) -> list[int]:
   return lengths.tolist()
 
 
-def _library():
+def library():
+  """Returns pycocotools' module of masks; UserError without it."""
   try:
     from pycocotools import mask
   except ImportError:
     raise UserError(
-      "COCO's masks need pycocotools: pip install 'vit_jax[detection]'."
+      "COCO's masks and metric need pycocotools: pip install 'vit_jax[detection]'."
     ) from None
   return mask

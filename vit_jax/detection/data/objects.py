@@ -23,6 +23,7 @@ MASKS = types.MappingProxyType(
     'extents': Feature((None, 4), 'float32', located=True),
   }
 )
+EVERY = types.MappingProxyType({**BOXES, **MASKS})
 
 
 class Objects(Source):

@@ -1,4 +1,4 @@
-"""COCO's average precision of a detector's boxes, in the pixels of the original images."""
+"""COCO's average precision of boxes and masks, in the pixels of the original images."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,10 +7,12 @@ from typing import ClassVar
 import numpy as np
 
 from vit_jax.data.ops import registry
+from vit_jax.data.sources.base import opening
 from vit_jax.detection import boxes
-from vit_jax.detection.coco import average_precision
+from vit_jax.detection.coco import average_precision, rle
 from vit_jax.detection.coco.objects import Detections, Truth
 from vit_jax.detection.data.objects import Objects
+from vit_jax.detection.regions.masks import paste
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.evaluators import class_match
 from vit_jax.evaluators.base import Metric, OneSplit
@@ -24,31 +26,40 @@ LEAST = 0.3  # the lowest score of their boxes
 class Coco(OneSplit):
   """The twelve numbers, as pycocotools has them; see `coco.average_precision`.
 
-  Each query is one detection: the likeliest class other than "no object", by its
-  probability. The truth holds all objects and crowds of the source, whatever `pp`
+  The numbers of masks begin with 'mask_'. Each query of a DETR is one detection, see
+  `boxes.postprocess`. The truth holds all objects and crowds of the source, whatever `pp`
   leaves of them. Classes are matched by name where both sides have names.
 
   Attributes:
     compared: (the truth, the detections) of the images that the last run could read.
-    measured: `average_precision.measure` of these.
+    measured: {'bbox': `average_precision.measure` of these, maybe 'segm'}.
     predictions: for the page of a run, the numbers of each category: 'names' [K], 'objects'
       [K], 'of_class' [K, 3], 'precision' [2, 101]; and the boxes of `SHOWN` images, which
       are 'index' [m] of the split: 'truth' [t, 6], place in 'index', category, left, top,
       width, height; 'boxes' [d, 7], likewise with the score before the left.
   """
 
-  TASK = 'detect'
+  TASKS = ('detect', 'rcnn')
   METRICS: ClassVar = {
-    'ap': _SHARE,
-    'ap50': _SHARE,
-    'ap75': _SHARE,
-    '(ap|ar)_.*': dataclasses.replace(_SHARE, detail=True),
+    '(mask_)?ap(50|75)?': _SHARE,
+    '(mask_)?(ap|ar)_.*': dataclasses.replace(_SHARE, detail=True),
     'examples': Metric(),
     'bad_images': Metric(),
   }
 
-  def __init__(self, mesh, check_stop, model: Classes | None = None, **options):
+  def __init__(
+    self,
+    mesh,
+    check_stop,
+    model: Classes | None = None,
+    *,
+    masks: bool = False,
+    **options,
+  ):
     """Opens data of a source with boxes, and a `pp` that neither crops nor flips.
+
+    Args:
+      masks: whether to compare masks as well as boxes. The source and the model have them.
 
     Raises:
       UserError: for data without boxes or that is cropped, or classes that the model does
@@ -58,7 +69,9 @@ class Coco(OneSplit):
     source = self.batches.source
     _check_objects(source)
     registry.check_positions(options['data']['pp'])
-    self._truth = source.truth()
+    with opening():
+      self._truth = source.truth(masks)
+    self._masks = masks
     if self._truth.crowd.all():
       raise UserError(f'{source.name}, {self.batches.split}: no image has an object.')
     # The category of each class of the model, -1 for others.
@@ -80,14 +93,26 @@ class Coco(OneSplit):
     parts: list[dict] = []
     for rows in self.stepped(predict, variables):
       read = rows.pop('mask') > 0
-      parts.append({key: value[read] for key, value in rows.items()})
+      part = {key: value[read] for key, value in rows.items()}
+      sizes = self._truth.sizes[part['index']]
+      scale = np.tile(sizes[:, None, ::-1], 2)
+      part['boxes'] = part['boxes'].astype(np.float64) * scale
+      if 'masks' in part:  # at once: as pixels, all of them would not fit in memory
+        part['masks'] = _run_lengths(part, sizes)
+      parts.append(part)
     rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     counts = self.with_counts({}, len(rows['index']), len(rows['index']))
     self.compared = self._compared(rows)
-    self.measured = average_precision.measure(*self.compared)
-    numbers, *_ = self.measured
+    kinds = {'bbox': '', 'segm': 'mask_'} if self._masks else {'bbox': ''}
+    measure = average_precision.measure
+    self.measured = {kind: measure(*self.compared, kind) for kind in kinds}
     self.predictions = self._shown(np.sort(rows['index']))
-    return {name: value for name, value in numbers.items() if value >= 0} | counts
+    return {
+      prefix + name: value
+      for kind, prefix in kinds.items()
+      for name, value in self.measured[kind][0].items()
+      if value >= 0
+    } | counts
 
   def _shown(self, index: np.ndarray) -> dict[str, np.ndarray]:
     """Returns `predictions`; `index` are the images that were read."""
@@ -102,8 +127,8 @@ class Coco(OneSplit):
       'index': index[chosen],
       'names': np.array(truth.class_names, str),
       'objects': np.bincount(truth.category[~truth.crowd], minlength=K),
-      'of_class': self.measured[1],
-      'precision': self.measured[2],
+      'of_class': self.measured['bbox'][1],
+      'precision': self.measured['bbox'][2],
       'truth': np.column_stack([few.image, few.category, few.boxes])[~few.crowd],
       'boxes': boxes[keep],
     }
@@ -116,12 +141,12 @@ class Coco(OneSplit):
     image = np.repeat(np.arange(len(rows['index'])), rows['scores'].shape[1])
     labels = rows['labels'].reshape(-1)
     category = self._places[labels]
-    height, width = truth.sizes[image].T
-    scale = np.stack([width, height, width, height], 1)
-    corners = rows['boxes'].reshape(-1, 4).astype(np.float64) * scale
+    corners = rows['boxes'].reshape(-1, 4)
     sides = np.maximum(corners[:, 2:] - corners[:, :2], 0)
-    keep = category >= 0
+    keep = (category >= 0) & rows['valid'].reshape(-1)
+    masks = rows['masks'].reshape(-1)[keep].tolist() if self._masks else None
     return truth, Detections(
+      masks=masks,
       image=image[keep],
       category=category[keep],
       scores=rows['scores'].reshape(-1).astype(np.float64)[keep],
@@ -129,10 +154,29 @@ class Coco(OneSplit):
     )
 
   def measure(self, predict, variables, batch) -> dict:
-    """Returns one detection for each query, boxes by corners from 0 to 1 of the image."""
+    """Returns `boxes.postprocess` of a batch, and which images they are of."""
     batch = self.batches.on_device(batch)
     rows = {key: batch[key] for key in ('index', 'mask')}
-    return boxes.postprocess(predict(variables, batch)) | rows
+    detections = boxes.postprocess(predict(variables, batch))
+    if self._masks and 'masks' not in detections:
+      raise UserError('coco: masks=True, but the model gives boxes without masks.')
+    names = detections.keys() - (set() if self._masks else {'masks'})
+    return {name: detections[name] for name in names} | rows
+
+
+def _run_lengths(rows: dict, sizes: np.ndarray) -> np.ndarray:
+  """Returns the masks of valid detections as run lengths, objects [B, Q]; others are None.
+
+  Args:
+    rows: 'masks' [B, Q, m, m], 'boxes' [B, Q, 4] in pixels, 'valid' [B, Q].
+    sizes: [B, 2], heights and widths.
+  """
+  out = np.full(rows['valid'].shape, None)
+  for place in zip(*np.nonzero(rows['valid']), strict=True):
+    mask, box = rows['masks'][place], rows['boxes'][place]
+    (pixels,) = paste(mask[None], box[None], tuple(sizes[place[0]]))
+    out[place] = rle.encode(pixels)
+  return out
 
 
 def _check_objects(source) -> None:

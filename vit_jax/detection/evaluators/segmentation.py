@@ -28,7 +28,7 @@ class Segmentation(OneSplit):
       int16 [m, H, W].
   """
 
-  TASK = 'segment'
+  TASKS = ('segment',)
   METRICS: ClassVar = {
     'mean_iou': _PERCENT,
     'pixel_accuracy': _PERCENT,

@@ -1,8 +1,13 @@
 """`vit_jax evaluate` of a detector: COCO's twelve numbers, by the evaluator 'coco'."""
 
+import functools
+import sys
 from pathlib import Path
 
+import numpy as np
+
 from vit_jax import cli
+from vit_jax.errors import UserError, printable
 from vit_jax.tools import evaluate, out_folder
 
 FILES = ('summary.json', 'per_class.csv', 'detections.json', 'predictions.npz')
@@ -14,7 +19,6 @@ def run(args, loaded, own: str | None, section: dict) -> int:
   import jax
 
   from vit_jax import sharding
-  from vit_jax.detection.coco import average_precision
   from vit_jax.detection.tasks import detect
   from vit_jax.evaluators.base import Metric
 
@@ -30,7 +34,7 @@ def run(args, loaded, own: str | None, section: dict) -> int:
   out, data = args.out and out_folder.check(args.out), section['data']
   mesh = sharding.make_mesh()
   with jax.set_mesh(mesh):
-    evaluator = _evaluator(args, loaded, data, out, mesh)
+    evaluator, note = _evaluator(args, loaded, section, out, mesh)
     if out:
       out_folder.make(out)
     variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
@@ -40,20 +44,25 @@ def run(args, loaded, own: str | None, section: dict) -> int:
   record |= {'data': data['source'], 'split': data['split']}
   if out:
     _write(out, record | values, evaluator)
-  shown = {name: Metric(percent=True) for name in average_precision.NAMES}
+  shown = {'(mask_)?(ap|ar).*': Metric(percent=True)}
   predictions = evaluator.predictions
-  return evaluate.finish(args, out, record, values, shown, predictions, FILES)
+  if args.json and note:
+    print(note, file=sys.stderr)
+  return evaluate.finish(args, out, record, values, shown, predictions, FILES, note)
 
 
-def _evaluator(args, loaded, data: dict, out: Path | None, mesh):
-  """Returns the evaluator 'coco' of the data; by default `pp` is that of the weights."""
-  from vit_jax import sharding
+def _evaluator(args, loaded, section: dict, out: Path | None, mesh):
+  """Returns the evaluator 'coco' of the data, and a note; by default the weights' `pp`.
+
+  On other data than a run's own, masks are compared if the model and the data have any.
+  """
+  from vit_jax import models, sharding
   from vit_jax.data.ops import registry
   from vit_jax.detection.evaluators import coco
   from vit_jax.evaluators import class_match
 
   divisor = sharding.batch_divisor(mesh)
-  data = {'pp': loaded.pp, **data}
+  data = {'pp': loaded.pp, **section['data']}
   data['batch_size'] = args.batch or -(-_BATCH // divisor) * divisor
   if args.pp or args.resolution:  # instead of the run's own
     data['pp'] = args.pp or loaded.pp
@@ -64,9 +73,20 @@ def _evaluator(args, loaded, data: dict, out: Path | None, mesh):
     data['bad_log'] = out / 'bad_images.jsonl'
   names = loaded.class_names or evaluate.names_of_run(args.source)
   classes = class_match.Classes(names, loaded.model.num_classes)
-  evaluator = coco.Coco(mesh, lambda: None, classes, data=data)
+  build = functools.partial(coco.Coco, mesh, lambda: None, classes, data=data)
+  masks = section.get(
+    'masks', bool(args.data and getattr(models.core(loaded.model), 'masks', False))
+  )
+  note = ''
+  try:
+    evaluator = build(masks=masks)
+  except UserError as error:
+    if not masks or not args.data:
+      raise
+    evaluator = build()
+    note = printable(f'Masks are not compared: {error}')
   loaded.check_shape(evaluator.batches.spec['image'].shape[1:], data['pp'])
-  return evaluator
+  return evaluator, note
 
 
 def _write(out: Path, record: dict, evaluator) -> None:
@@ -74,8 +94,11 @@ def _write(out: Path, record: dict, evaluator) -> None:
   from vit_jax.train import metrics
 
   truth, detections = evaluator.compared
-  rows = [('class', 'name', 'objects', *average_precision.OF_CLASS)]
-  for k, numbers in enumerate(evaluator.measured[1]):
+  prefixes = [{'bbox': '', 'segm': 'mask_'}[kind] for kind in evaluator.measured]
+  names = [prefix + name for prefix in prefixes for name in average_precision.OF_CLASS]
+  rows = [('class', 'name', 'objects', *names)]
+  tables = [table for _, table, _ in evaluator.measured.values()]
+  for k, numbers in enumerate(np.concatenate(tables, 1)):
     cells = [f'{x:.6f}' if x >= 0 else '' for x in numbers]
     number = int(((truth.category == k) & ~truth.crowd).sum())
     rows.append((truth.category_ids[k], truth.class_names[k], number, *cells))

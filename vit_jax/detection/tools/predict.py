@@ -1,4 +1,4 @@
-"""`vit_jax predict` of a detector: boxes as text, JSON or drawn; of a segmenter: masks."""
+"""`vit_jax predict` of a detector: objects as text, JSON or drawn; of a segmenter: masks."""
 
 import argparse
 from pathlib import Path
@@ -9,16 +9,17 @@ from vit_jax import cli, terminal
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder, predict
 
-# The demo of facebookresearch/detr keeps boxes that score more than this.
-THRESHOLD = 0.7
+# The demos of facebookresearch/detr and of detectron2 keep objects that score more.
+THRESHOLDS = {'boxes': 0.7, 'regions': 0.5}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
   """Adds the options of detectors and segmenters."""
   add = parser.add_argument
-  threshold = f'for detectors: keep boxes with a higher score; default: {THRESHOLD}'
-  add('--threshold', type=float, help=threshold)
-  draw = 'write there, as PNG: the images with their boxes; of a segmenter, masks'
+  threshold = 'for detectors: keep boxes with a higher score; default: {boxes}, or '
+  threshold += '{regions} for two-stage detectors'
+  add('--threshold', type=float, help=threshold.format(**THRESHOLDS))
+  draw = 'write there, as PNG: the images with their objects; of a segmenter, masks'
   add('--draw', metavar='DIR', help=draw)
 
 
@@ -30,8 +31,9 @@ def _folder_of(args, paths: list[str]) -> Path | None:
   return out
 
 
-def boxes(args, loaded, paths: list[str]) -> int:
-  """Prints the boxes of every image, and draws them into `--draw`."""
+def objects(args, loaded, paths: list[str]) -> int:
+  """Prints the objects of every image, and draws them into `--draw`."""
+  from vit_jax import models
   from vit_jax.detection import inference
 
   why = f'is for classes; {args.source} is a detector: --threshold chooses its boxes'
@@ -40,32 +42,44 @@ def boxes(args, loaded, paths: list[str]) -> int:
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
   options = dict(batch_size=args.batch or 1, pp=args.pp)
   detected = inference.detect_images(loaded, shown, **options)
-  least = THRESHOLD if args.threshold is None else args.threshold
+  least = args.threshold
+  if least is None:
+    least = THRESHOLDS[models.family_of(loaded.model).outputs]
   names = loaded.class_names
-  images = [_boxes(path, i, detected, names, least) for i, path in enumerate(paths)]
+  images = [_objects(path, i, detected, names, least) for i, path in enumerate(paths)]
   if out:
     out_folder.make(out, '--draw')
     for i, image in enumerate(images):
       if 'error' not in image:
         image['drawing'] = str(out / f'{i:03d}_{Path(image["path"]).stem}.png')
         _draw(image)
-  note = 'Boxes are x0 y0 x1 y1, in pixels of the image.\n'
-  lines = lambda image: _lines_of_boxes(image, least)
+  masks = '' if detected.masks is None else '; the last number is the area of the mask'
+  note = f'Boxes are x0 y0 x1 y1, in pixels of the image{masks}.\n'
+  lines = lambda image: _lines_of_objects(image, least)
   return predict.finish(args, loaded, images, lines, note, threshold=least)
 
 
-def _boxes(path: str, i: int, detected, names: list[str] | None, least: float) -> dict:
-  """Returns the boxes of image i above the threshold, the most probable first."""
+def _objects(
+  path: str, i: int, detected, names: list[str] | None, least: float
+) -> dict:
+  """Returns the objects of image i above the threshold, the most probable first."""
+  from vit_jax.detection.coco import rle
+
   if detected.errors[i]:
     return {'path': path, 'error': detected.errors[i]}
   scores, labels = detected.scores[i].tolist(), detected.labels[i].tolist()
   objects = []
   for q in np.argsort(-detected.scores[i], kind='stable'):
-    if scores[q] > least:
+    if detected.valid[i, q] and scores[q] > least:
       x0, y0, x1, y1 = detected.boxes[i, q].tolist()
       name = names[labels[q]] if names else str(labels[q])
       row = {'category_id': labels[q], 'category': name, 'score': scores[q]}
-      objects.append(row | {'bbox': [x0, y0, x1 - x0, y1 - y0]})
+      row['bbox'] = [x0, y0, x1 - x0, y1 - y0]
+      if detected.masks is not None:
+        mask = detected.mask(i, q)
+        row['area'], runs = int(mask.sum()), rle.encode(mask)
+        row['segmentation'] = runs | {'counts': runs['counts'].decode()}
+      objects.append(row)
   height, width = detected.sizes[i].tolist()
   return {'path': path, 'width': width, 'height': height, 'detections': objects}
 
@@ -75,11 +89,12 @@ def _corners(row: dict) -> tuple[float, ...]:
   return left, top, left + width, top + height
 
 
-def _lines_of_boxes(image: dict, least: float) -> list[str]:
+def _lines_of_objects(image: dict, least: float) -> list[str]:
   lines, objects = [], image['detections']
   longest = max((len(x['category']) for x in objects), default=0)
   for x in objects:
     numbers = ' '.join(f'{n:7.1f}' for n in _corners(x))
+    numbers += f' {x["area"]:9,}' if 'area' in x else ''
     lines.append(f'{100 * x["score"]:5.1f} %  {x["category"]:{longest}} {numbers}')
   lines = lines or [f'no box scores more than {least:g}']
   lines += [f'drawing: {image["drawing"]}'] if 'drawing' in image else []
@@ -89,11 +104,14 @@ def _lines_of_boxes(image: dict, least: float) -> list[str]:
 def _draw(image: dict) -> None:
   from vit_jax.data import single_image
   from vit_jax.detection import drawing
+  from vit_jax.detection.coco import rle
 
   objects, pixels = image['detections'], single_image.pixels(image['path'])
   labels = [f'{x["category"]} {x["score"]:.0%}' for x in objects]
   numbers = [x['category_id'] for x in objects]
-  drawn = drawing.draw(pixels, [*map(_corners, objects)], labels, numbers)
+  masks = [rle.decode(x['segmentation']) for x in objects if 'segmentation' in x]
+  corners = [*map(_corners, objects)]
+  drawn = drawing.draw(pixels, corners, labels, numbers, masks=masks)
   drawn.save(image['drawing'])
 
 
