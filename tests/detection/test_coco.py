@@ -121,6 +121,14 @@ def test_crowds_and_areas():
 # -- masks --------------------------------------------------------------------------------
 
 
+def test_run_lengths_of_many_masks():
+  masks = np.random.default_rng(0).random((300, 7, 5)) < 0.5
+  runs = [rle.encode(mask) for mask in masks]
+  np.testing.assert_array_equal(rle.areas(runs), masks.sum((1, 2)))
+  np.testing.assert_array_equal([rle.decode(x) for x in runs], masks)
+  assert len(rle.areas([])) == 0
+
+
 def test_masks_in_files_are_those_of_pixels():
   rng = np.random.default_rng(0)
   for mask in rng.random((12, 70, 90)) < rng.uniform(0, 1, (12, 1, 1)):

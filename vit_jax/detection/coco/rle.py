@@ -16,8 +16,13 @@ _FAR = 1_000_000  # pixels: pycocotools takes 80 bytes for each of an outline's 
 
 def encode(mask: np.ndarray) -> dict:
   """Returns the run lengths of a mask, bool [H, W]; in NumPy, without pycocotools."""
-  toggles = np.flatnonzero(np.diff(mask.T.reshape(-1), prepend=False))
-  lengths = np.diff(toggles, prepend=0, append=mask.size).tolist()
+  columns = np.flatnonzero(mask.any(0))
+  first, last = (columns[0], columns[-1] + 1) if len(columns) else (0, 0)
+  pixels = mask[:, first:last].T.reshape(-1)
+  toggles = np.flatnonzero(np.diff(pixels, prepend=False, append=False))
+  toggles = (toggles + first * len(mask)).tolist()
+  ends = [n for n in toggles if n < mask.size] + [mask.size]
+  lengths = np.diff(ends, prepend=0).tolist()
   codes = bytearray()
   for i, length in enumerate(lengths):
     value, more = length - (lengths[i - 2] if i > 2 else 0), True
@@ -39,7 +44,8 @@ def decode(runs: dict) -> np.ndarray:
 
 def areas(masks: Sequence[dict]) -> np.ndarray:
   """Returns the number of pixels of each mask, int64 [n]."""
-  return np.array(library().area([*masks]), np.int64)
+  # One by one: pycocotools 2.0.11 cannot count more than 255 at a time.
+  return np.array([library().area(mask) for mask in masks], np.int64)
 
 
 def read(segmentation, height: int, width: int) -> dict:
