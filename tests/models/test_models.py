@@ -230,6 +230,14 @@ def test_bfloat16_logits_are_as_fine_as_float32(name):
   np.testing.assert_array_equal(logits.argmax(-1)[clear], exact.argmax(-1)[clear])
 
 
+def test_fields_from_json_are_hashable():
+  model = models.build('rcnn', anchor_sizes=[[8, 9], [16]], ratios=[1])
+  assert model.anchor_sizes == ((8, 9), (16,))
+  assert hash(model) == hash(
+    models.build('rcnn', anchor_sizes=((8, 9), (16,)), ratios=(1,))
+  )
+
+
 def test_unknown_fields_and_values_are_refused(name):
   with pytest.raises(UserError, match=naming('dtipe', 'dtype')):
     build(name, dtipe='float32')

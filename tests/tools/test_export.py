@@ -146,7 +146,7 @@ def test_savedmodel_without_this_library(tmp_path, capsys):
   assert {path.name for path in tmp_path.iterdir()} == {'model', 'out.npz'}
 
 
-@pytest.mark.parametrize('family', classifiers())
+@pytest.mark.parametrize('family', [*classifiers(), 'rcnn'])
 def test_bfloat16_is_portable(family, monkeypatch):
   # No call into a library of one platform, whatever is installed here; any batch.
   def never(*_):
@@ -166,7 +166,10 @@ def test_bfloat16_is_portable(family, monkeypatch):
   exported = lower(images)
   calls = set(re.findall(r'custom_call @(\w+)', exported.mlir_module()))
   assert calls <= {'shape_assertion'}
-  assert [str(x) for x in exported.out_avals] == ['float32[batch,5]']
+  shapes = ['batch,5']
+  if family == 'rcnn':  # boxes, labels, masks, scores, valid
+    shapes = ['batch,5,4', 'batch,5', 'batch,5,28,28', 'batch,5', 'batch,5']
+  assert [str(x) for x in exported.out_avals] == [f'float32[{x}]' for x in shapes]
   assert made.dtype == 'bfloat16'
 
 

@@ -234,11 +234,16 @@ def build(name: str, variant: str | None = None, **fields):
         k: v for k, v in shared.items() if k in signature(value['name']).parameters
       }
       fields[field] = build(**{**shared, **value})
-    elif isinstance(value, list):  # JSON has no tuples, and modules must be hashable
-      fields[field] = tuple(value)
+    else:
+      fields[field] = _hashable(value)
   if 'dtype' in fields:
     fields['dtype'] = jnp.dtype(fields['dtype'])
   return _facts(name).model(**fields)
+
+
+def _hashable(value):
+  """Returns a value with tuples for lists: JSON has none, and modules must be hashable."""
+  return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def signature(name: str, variant: str | None = None) -> inspect.Signature:

@@ -157,7 +157,7 @@ class RCNN(nn.Module):
   def _sizes(self, images, mask) -> jax.Array:
     """Returns float32 [B, 2], heights and widths of the images without their padding."""
     if mask is None:
-      return jnp.tile(jnp.float32(images.shape[1:3]), (len(images), 1))
+      return jnp.broadcast_to(jnp.float32(images.shape[1:3]), (images.shape[0], 2))
     shown = mask > 0
     sides = shown.any(2).sum(1), shown.any(1).sum(1)
     return jnp.stack(sides, 1).astype(jnp.float32)

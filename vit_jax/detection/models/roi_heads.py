@@ -46,8 +46,8 @@ class RPN(nn.Module):
     for x in maps:
       for layer in layers:
         x = nn.relu(layer(x))
-      logits.append(objectness(x).reshape(len(x), -1))
-      offsets.append(deltas(x).reshape(len(x), -1, 4))
+      logits.append(objectness(x).reshape(x.shape[0], -1))
+      offsets.append(deltas(x).reshape(x.shape[0], -1, 4))
     return logits, offsets
 
 
