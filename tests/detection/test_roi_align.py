@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import GOLDEN
-from vit_jax.detection.regions import masks
+from tests.support import GOLDEN, tpu
+from tests.support.tpu import interpreted  # noqa: F401
+from vit_jax import kernels
+from vit_jax.detection.regions import masks, tpu_roi_align
 from vit_jax.detection.regions.roi_align import level_of, roi_align
 
 TOLERANCE = 3e-5  # float32 sums in another order; values are up to 30
@@ -50,7 +52,8 @@ def test_each_box_is_pooled_from_its_level(samples):
   levels = level_of(z['pooler_boxes'], 2, 5, tuple(z['pooler_canonical']))
   np.testing.assert_array_equal(levels, z['pooler_levels'])
   maps = [z[f'pooler_p{level}'] for level in (2, 3, 4, 5)]
-  out = roi_align(maps, z['pooler_boxes'], [4, 8, 16, 32], 7, samples, levels=levels)
+  run = lambda *args: roi_align(*args, [4, 8, 16, 32], 7, samples, levels=levels)
+  out = jax.jit(run)(maps, z['pooler_boxes'])
   close(out, z[f'pooler_output_sr{samples}'])
 
 
@@ -81,6 +84,70 @@ def test_gradients_of_many_boxes_add_up_in_float32():
   gradient = jax.grad(total)(x)
   close(gradient[0, 1:5, 1:5, 0].astype(jnp.float32).sum(), 1000, 0)
   assert jax.grad(lambda b: roi_align([x + 1], b, [1], 2).sum())(boxes).max() == 0
+
+
+# -- The kernel for TPUs ------------------------------------------------------------------
+
+
+def boxes_of_all_kinds(rng, number, width, height):
+  """Returns corners [2, number, 4]: outside, without area, thin, and larger than the image."""
+  sides = np.exp(rng.uniform(0, 6, (2, number, 2)))
+  low = rng.uniform(-10, [width, height], sides.shape) - sides / 2
+  boxes = np.concatenate([low, low + sides], -1).astype(np.float32)
+  boxes[0, 0, 2], boxes[0, 1], boxes[1, 0] = boxes[0, 0, 0], -300, [5, 0, 6, height]
+  return boxes
+
+
+@pytest.mark.usefixtures('interpreted')
+@pytest.mark.parametrize(
+  ('size', 'samples', 'aligned'), [(7, 0, True), (7, 2, False), (14, 0, True)]
+)
+def test_the_kernel_and_its_derivative(monkeypatch, size, samples, aligned):
+  monkeypatch.setattr(tpu_roi_align, '_SUMS', 2**19)  # three groups, or twelve
+  rng = np.random.default_rng(0)
+  # Maps whose sides are no multiples of a window's, and one that is narrower.
+  maps = [rng.normal(size=(2, h, w, 128)) for h, w in ((17, 70), (9, 35))]
+  maps = tuple(jnp.asarray(x, jnp.bfloat16) for x in maps)
+  boxes = boxes_of_all_kinds(rng, 12, 280, 68)
+  levels = level_of(boxes, 2, 3, (112, 3))
+  assert {*np.unique(levels)} == {0, 1}
+  options = dict(strides=(4, 8), size=size, samples=samples, aligned=aligned)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def run(function, maps, gradient):
+    out, vjp = jax.vjp(function, maps)
+    return out, *vjp(gradient)[0]
+
+  gradient = jnp.asarray(rng.normal(size=(2, 12, size, size, 128)), jnp.bfloat16)
+  pooling = tpu_roi_align.Pooling(**options)
+  kernel = lambda maps: tpu_roi_align.roi_align(maps, boxes, levels, pooling)
+  exact = lambda maps: roi_align(maps, boxes, **options, levels=levels)
+  wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+  expected = run(exact, *wide((maps, gradient)))
+  for a, b in zip(run(kernel, maps, gradient), expected, strict=True):
+    assert a.dtype == jnp.bfloat16
+    # Weights and results are rounded to bfloat16, by 2**-9 at most; sums are not.
+    close(a.astype(jnp.float32), b, 2**-8 * np.abs(b).max())
+
+
+def test_when_the_kernel_pools():
+  shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+  maps = [shape(2, 64, 80, 256), shape(2, 32, 40, 256)]
+
+  def pooled(*maps, size=7):
+    boxes = jnp.ones((len(maps[0]), 100, 4))
+    return roi_align(maps, boxes, (4, 8), size).astype(jnp.float32).sum()
+
+  both = jax.value_and_grad(pooled)
+  assert tpu.kernels_in(both, *maps) == 2
+  assert tpu.kernels_in(both, *maps, generation='v3') == 0
+  assert tpu.kernels_in(functools.partial(both, size=64), *maps) == 0  # too many bins
+  assert tpu.kernels_in(both, shape(2, 64, 80, 200), shape(2, 32, 40, 200)) == 0
+  with tpu.mesh('v5e'):  # the call that is verified on the device
+    calls = kernels.planned(lambda: jax.eval_shape(both, *maps))
+  ((kernel, function, arrays),) = calls
+  assert kernel == 'tpu_roi_align'
+  assert jax.eval_shape(function, *arrays).shape == (2, 100, 7, 7, 256)
 
 
 # -- Masks --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
 # cuDNN's attention on NVIDIA GPUs, and Pallas kernels for TPUs from v4 on.
-KERNELS = ('cudnn_attention', 'tpu_attention', 'tpu_layer_norm')
+KERNELS = ('cudnn_attention', 'tpu_attention', 'tpu_layer_norm', 'tpu_roi_align')
 MODES = ('auto', 'xla', 'fused')  # config.kernels, see `verify.choose`
 
 # Names of intermediate results, for the policies of `jax.checkpoint`.

@@ -6,13 +6,16 @@ Wy F Wx^T exactly, with one matrix of weights for each axis. Products need no ga
 no scatter, and every number of samples costs the same.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.detection.regions.origins import ORIGINS
+from vit_jax.kernels import allows, tpus
 
 # Samples of an adaptive bin are more than half a cell apart, so at most five of them lie
 # within one cell of a row; one more covers rounding.
@@ -30,11 +33,11 @@ def roi_align(
 ) -> jax.Array:
   """Pools each box from its level into size x size bins.
 
-  No gradient reaches the boxes.
+  Uses the fused kernel on TPUs, see `tpu_roi_align`. No gradient reaches the boxes.
 
   Args:
     maps: one [B, h, w, C] for each level.
-    boxes: corners [B, R, 4] in pixels. A box that is not finite gives no finite bins.
+    boxes: corners [B, R, 4] in pixels.
     strides: pixels of a cell of each map.
     samples: samples along each axis of a bin. 0 takes one for each cell that a bin covers,
       rounded up, so that a box without area gives 0.
@@ -46,20 +49,101 @@ def roi_align(
     [B, R, size, size, C] in the dtype of the maps.
   """
   boxes = jax.lax.stop_gradient(boxes.astype(jnp.float32))
+  if levels is None:
+    levels = jnp.zeros(boxes.shape[:2], jnp.int32)
+  options = dict(strides=tuple(strides), size=size, samples=samples, aligned=aligned)
+  if maps[0].dtype == jnp.bfloat16 and tpus(len(boxes)) is not None:
+    from vit_jax.detection.regions import tpu_roi_align
+
+    pooling = tpu_roi_align.Pooling(**options)
+    pooling = tpu_roi_align.plan(maps, boxes.shape[1], pooling)
+    again = functools.partial(_of_any_boxes, count=boxes.shape[1], **options)
+    if pooling and allows('tpu_roi_align', again, *maps):
+      return tpu_roi_align.roi_align(tuple(maps), boxes, levels, pooling)
+  return _products(maps, boxes, levels, **options)
+
+
+def _products(maps, boxes, levels, strides, size, samples, aligned):
   total = 0
+  # bfloat16 maps are accurate to 2**-9 themselves, and so are weights rounded like them.
+  precision = 'default' if maps[0].dtype == jnp.bfloat16 else 'highest'
+  product = functools.partial(jnp.einsum, precision=precision)
   for level, (x, stride) in enumerate(zip(maps, strides, strict=True)):
-    scaled = boxes * (1 / stride)
-    weights = lambda axis, x=x, scaled=scaled: bin_weights(
-      scaled[..., 1 - axis], scaled[..., 3 - axis], x.shape[1 + axis], size,
-      samples, aligned,
-    )  # fmt: skip
-    rows, columns = weights(0), weights(1)
-    if levels is not None:
-      rows = jnp.where((levels == level)[..., None, None], rows, 0)
-    x32 = x.astype(jnp.float32)
-    pooled = jnp.einsum('brph,bhwc->brpwc', rows, x32, precision='highest')
-    total += jnp.einsum('brqw,brpwc->brpqc', columns, pooled, precision='highest')
+    low, high = jnp.split(boxes * (1 / stride), 2, -1)  # x and y of both corners
+    columns, rows = (
+      bin_weights(low[..., i], high[..., i], x.shape[2 - i], size, samples, aligned)
+      for i in range(2)
+    )
+    rows = jnp.where((levels == level)[..., None, None], rows, 0)
+    pooled = product('brph,bhwc->brpwc', rows, x.astype(jnp.float32))
+    total += product('brqw,brpwc->brpqc', columns, pooled)
   return total.astype(maps[0].dtype)
+
+
+def _of_any_boxes(*maps, count, strides, **options):
+  """Pools boxes of many sizes: the call that is verified on the device at hand."""
+  rng = np.random.default_rng(0)
+  image = strides[0] * np.array(maps[0].shape[2:0:-1])
+  sides = image * np.exp(rng.uniform(-4, 0, (count, 2)))
+  low = rng.uniform(size=(count, 2)) * (image - sides)
+  boxes = np.concatenate([low, low + sides], -1).astype(np.float32)
+  boxes = jnp.broadcast_to(boxes, (len(maps[0]), *boxes.shape))
+  levels = level_of(boxes, 0, len(maps) - 1, (4 * strides[0] * options['size'], 1))
+  return roi_align(maps, boxes, strides, **options, levels=levels)
+
+
+class Axis(NamedTuple):
+  """The samples of boxes along one axis of a map, float32 [...], in cells.
+
+  Attributes:
+    start: of the first bin. width: of a bin. step: from sample to sample.
+    per_step: 1 / step. number: samples in a bin. share: 1 / number.
+  """
+
+  start: jax.Array
+  width: jax.Array
+  step: jax.Array
+  per_step: jax.Array
+  number: jax.Array
+  share: jax.Array
+
+  @classmethod
+  def of(cls, low, high, size: int, samples: int, aligned: bool) -> 'Axis':
+    """Divides boxes from `low` to `high`; the arguments are those of `bin_weights`."""
+    start, length = (low - 0.5, high - low) if aligned else (low, high - low)
+    length = length if aligned else jnp.maximum(length, 1)
+    width = length / size
+    # ceil(length / size), whatever the division rounds to: a multiple of `size` must not
+    # round up, as that is one more sample in every bin.
+    whole = jnp.maximum(jnp.floor(width), 0)
+    number = whole + (length > whole * size) + (length > (whole + 1) * size)
+    number = jnp.full_like(width, samples) if samples else number
+    share = 1 / jnp.maximum(number, 1)
+    step = width * share
+    per_step = jnp.where(step == 0, 0, 1 / jnp.where(step == 0, 1, step))
+    return cls(start, width, step, per_step, number, share)
+
+  def weights(self, bins, cell, cells: int, samples: int):
+    """Returns the weight of each cell in each bin.
+
+    A sample beyond the outermost cells by more than one cell's length counts as 0; a
+    nearer one takes the outermost cell.
+
+    Args:
+      bins, cell: float32 numbers of bins and cells, which broadcast with the boxes.
+      cells: the number of cells. samples: 0 where it depends on the box.
+    """
+    start = self.start + bins * self.width
+    first = 0.0
+    if not samples:
+      first = jnp.maximum(jnp.floor((cell - 1 - start) * self.per_step - 0.5), 0)
+    total = 0.0
+    for i in range(samples or _NEAR):
+      place = start + (first + i + 0.5) * self.step
+      counts = (place >= -1) & (place <= cells) & (first + i < self.number)
+      hat = 1 - jnp.abs(jnp.clip(place, 0, cells - 1) - cell)
+      total += jnp.where(counts, jnp.maximum(hat, 0), 0)
+    return total * self.share
 
 
 def bin_weights(
@@ -72,43 +156,13 @@ def bin_weights(
 ) -> jax.Array:
   """Returns float32 [..., size, cells]: the weight of each cell in each bin of one axis.
 
-  A sample beyond the outermost cells by more than one cell's length counts as 0; a nearer
-  one takes the outermost cell.
-
   Args:
-    low, high: float32 [...], the ends of the boxes in cells. samples, aligned: as in
-      `roi_align`.
+    low, high: float32 [...], the ends of the boxes in cells.
+    samples, aligned: as in `roi_align`.
   """
-  expand = lambda x: x[..., None, None]
-  length = high - low
-  start = low - 0.5 if aligned else low
-  length = length if aligned else jnp.maximum(length, 1)
-  width = expand(length / size)
-  bins = expand(start) + jnp.arange(size, dtype=jnp.float32)[:, None] * width
-  cell = jnp.arange(cells, dtype=jnp.float32)
-  if samples:
-    number, first = jnp.full_like(width, samples), 0.0
-  else:
-    number = expand(_cover(length, size))
-    step = jnp.where(number > 0, width / jnp.maximum(number, 1), 1)
-    first = jnp.maximum(jnp.floor((cell - 1 - bins) / step - 0.5), 0)
-  total = 0.0
-  for i in range(samples or _NEAR):
-    sample = first + i
-    place = bins + (sample + 0.5) * width / jnp.maximum(number, 1)
-    counts = (sample < number) & (place >= -1) & (place <= cells)
-    hat = 1 - jnp.abs(jnp.clip(place, 0, cells - 1) - cell)
-    total += jnp.where(counts, jnp.maximum(hat, 0), 0)
-  return total / jnp.maximum(number, 1)
-
-
-def _cover(length, size):
-  """Returns ceil(length / size), at least 0, without the rounding of the division.
-
-  A multiple of `size` must not round up: that is one more sample in every bin.
-  """
-  low = jnp.maximum(jnp.floor(length / size), 0)
-  return low + (length > low * size) + (length > (low + 1) * size)
+  axis = Axis.of(low[..., None, None], high[..., None, None], size, samples, aligned)
+  bins = jnp.arange(size, dtype=jnp.float32)[:, None]
+  return axis.weights(bins, jnp.arange(cells, dtype=jnp.float32), cells, samples)
 
 
 def level_of(
