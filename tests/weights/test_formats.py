@@ -316,20 +316,24 @@ CHANGES = {
   'swin': (
     dict(depths=(1, 1), num_heads=(2, 4), **SWIN_WINDOWS),
     dict(num_classes=[None], version=[2], width=[32], depths=[(2, 1)], shift=[0.25])
-    | dict(num_heads=[(1, 4)], windows=[(4, 4), (4, 2)], borders=['pad_shift'])
+    | dict(
+      num_heads=[(1, 4)], windows=[(4, 4), (4, 2)], borders=['pad_shift', 'pad_always']
+    )
     | dict(pretrained_windows=[(4, 4)], patch_size=[(2, 2), (4, 2)], mlp_ratio=[2.7])
-    | dict(act=['gelu_tanh']),
+    | dict(act=['gelu_tanh'], map_norms=[True]),
   ),
   'resnet': (
     dict(depths=(1, 1, 1, 1), widths=(32, 32, 32, 32), stem_width=64),
     dict(num_classes=[None], depths=[(1, 1, 2, 1)], widths=[(32, 32, 64, 32)])
     | dict(stem_width=[16], output_stride=[16, 64], deep_stem=[(32, 32), (8, 32)])
-    | dict(block=['basic'], narrowing=[2], avg_down=[True]),
+    | dict(block=['basic'], narrow=[(8, 16)], avg_down=[True])
+    | dict(stride_first=[True], dilate_first=[True]),
   ),
   'mvit': (
     {},
     dict(num_classes=[None], width=[32], num_heads=[2], depths=[(1,)], expand=['mlp'])
-    | dict(kv_stride=[2], mlp_ratio=[2.7], classifier=['token'], class_residual=[True]),
+    | dict(kv_stride=[2], mlp_ratio=[2.7], classifier=['token'], class_residual=[True])
+    | dict(map_norms=[True]),
   ),
   'vitdet': (
     dict(num_classes=None),
@@ -367,6 +371,7 @@ BESIDE = {
   'attention': dict(posemb='none', classifier='gap', registers=0),
   'pretrained_windows': dict(version=2),
   'class_residual': dict(classifier='token'),
+  'dilate_first': dict(output_stride=16),
   'depth': dict(global_blocks=(0,)),
 }
 

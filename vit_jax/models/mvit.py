@@ -141,6 +141,8 @@ class MViT(Classifier):
   # timm it is, in the authors' code it is not.
   class_residual: bool = False
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
+  # A norm on the map of each stage, and none behind the last: for detectors.
+  map_norms: bool = False
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -188,9 +190,11 @@ class MViT(Classifier):
       rates = rates[depth:]
       grid = pooling.grid_of(steps[-1].grid, steps[-1].stride)
       tokens = x[:, -grid[0] * grid[1] :]
+      norm = LayerNorm(self.dtype, name=f'stage{s + 1}_norm')
+      tokens = norm(tokens) if self.map_norms else tokens
       out[f'stage{s + 1}'] = tokens.reshape(B, *grid, -1)
     x = x[:, :1] if self.classifier == 'token' else x
-    x = LayerNorm(name='norm')(x)
+    x = x if self.map_norms else LayerNorm(name='norm')(x)
     x = x.mean(axis=1)
     return self.classify(x, out, features)
 

@@ -81,11 +81,13 @@ class Block(nn.Module):
   Attributes:
     narrow: channels inside a bottleneck; None: a basic block.
     avg_down: the shortcut averages 2x2 pixels instead of leaving some out.
+    stride_first: bottlenecks have the stride in the first convolution of 1x1.
   """
 
   width: int
   narrow: int | None
   avg_down: bool
+  stride_first: bool
   norm: functools.partial
   zero_init: bool
   dtype: jnp.dtype
@@ -95,7 +97,7 @@ class Block(nn.Module):
     """Maps [B, H, W, C] to [B, H / strides, W / strides, width].
 
     Args:
-      dilation: of the convolution with the stride, and of the one behind it.
+      dilation: of the first convolution of 3x3, and of the one behind it.
     """
 
     def layer(x, part, width, size=1, strides=1, dilation=1, **options):
@@ -115,8 +117,9 @@ class Block(nn.Module):
       y = nn.relu(layer(x, '1', self.width, 3, strides, dilation[0]))
       y = layer(y, '3', self.width, 3, 1, dilation[1], **last)
     else:
-      y = nn.relu(layer(x, '1', self.narrow))
-      y = nn.relu(layer(y, '2', self.narrow, 3, strides, dilation[0]))
+      first, second = (strides, 1) if self.stride_first else (1, strides)
+      y = nn.relu(layer(x, '1', self.narrow, 1, first))
+      y = nn.relu(layer(y, '2', self.narrow, 3, second, dilation[0]))
       y = layer(y, '3', self.width, **last)
     return nn.relu(shortcut + StochasticDepth()(y, rate, train=train))
 
@@ -130,11 +133,17 @@ class ResNet(Classifier):
   # Channels of 3x3 convolutions before that of the stem, in place of 7x7 (arXiv 1812.01187).
   deep_stem: tuple[int, int] | None = None
   block: Literal['bottleneck', 'basic'] = 'bottleneck'
-  narrowing: int = 4  # factor of bottlenecks; 2 in wide ResNets (arXiv 1605.07146)
+  # Channels inside the bottlenecks of each stage; None: a quarter of `widths`.
+  narrow: tuple[int, ...] | None = None
   avg_down: bool = False  # shortcuts average 2x2 pixels (ResNet-D, arXiv 1812.01187)
   # Pixels per position of the last features; stages that would exceed it are dilated
   # instead, as torchvision's and timm's: 16 is the DC5 of detectors.
   output_stride: Literal[4, 8, 16, 32, 64] = 32
+  # Strides in the first 1x1 convolution of bottlenecks: the paper's, and detectron2's.
+  stride_first: bool = False
+  # The first block of a dilated stage has that stage's dilation (detectron2), not that of
+  # the stage before (torchvision, timm).
+  dilate_first: bool = False
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   zero_init: bool = True  # the last norm of a block starts at 0, arXiv 1706.02677, 5.1
   # Running statistics and the norms' scale and bias stay what they are, as in detectors.
@@ -156,9 +165,12 @@ class ResNet(Classifier):
       raise UserError(
         f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
       )
-    if self.block == 'bottleneck' and any(n % self.narrowing for n in self.widths):
+    narrow = self.narrow or tuple(width // 4 for width in self.widths)
+    odd = not self.narrow and any(width % 4 for width in self.widths)
+    if self.block == 'bottleneck' and (odd or len(narrow) != len(self.widths)):
       raise UserError(
-        f'widths={self.widths}: bottlenecks divide them by narrowing={self.narrowing}.'
+        f'widths={self.widths}, narrow={self.narrow}: bottlenecks need widths that 4 '
+        'divides, or as many numbers in narrow.'
       )
     norm = functools.partial(BatchNorm, frozen=self.frozen_norm, dtype=self.dtype)
     stem = Stem(self.stem_width, self.deep_stem, norm, self.dtype, name='stem')
@@ -166,16 +178,19 @@ class ResNet(Classifier):
     out = {'stem': x}
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     stride, dilation = 4, 1
-    for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
+    stages = zip(self.depths, self.widths, narrow, strict=True)
+    for s, (depth, width, inner) in enumerate(stages):
       # A dilated stage begins with the dilation of the stage before.
       strides, before = 2 if s else 1, dilation
       if s and stride == self.output_stride:
         strides, dilation = 1, 2 * dilation
+        before = dilation if self.dilate_first else before
       stride *= strides
       first = dict(strides=strides, dilation=(before, dilation))
       rest = [dict(dilation=(dilation, dilation))] * (depth - 1)
-      narrow = width // self.narrowing if self.block == 'bottleneck' else None
-      options = narrow, self.avg_down, norm, self.zero_init, self.dtype
+      inner = inner if self.block == 'bottleneck' else None
+      options = inner, self.avg_down, self.stride_first, norm, self.zero_init
+      options += (self.dtype,)
       block = functools.partial(Block, width, *options)
       options = dict(rates=rates[:depth], more=[first, *rest].__getitem__)
       options |= dict(remat=self.remat, train=train)
@@ -205,7 +220,10 @@ FAMILY = Family(
     (rf'resnet({_NUMBERS})(d?)', _named),
     (r'resnet(50|101|152)([cs])', _named),
     (r'resnet(10|14|26|50)(t)', _named),
-    (r'wide_resnet(50|101)_2', lambda layers: (layers, {'narrowing': 2})),
+    (
+      r'wide_resnet(50|101)_2',
+      lambda layers: (layers, {'narrow': (128, 256, 512, 1024)}),
+    ),
     (rf'(?:microsoft/)?resnet-({_NUMBERS})', _named),
   ),
   tiny=(

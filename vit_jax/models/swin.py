@@ -174,6 +174,8 @@ class Swin(Classifier):
   mlp_ratio: float = 4.0
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
+  # A norm on the map of each stage, and none behind the last: for detectors.
+  map_norms: bool = False
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -217,8 +219,10 @@ class Swin(Classifier):
         more=lambda i, kinds=kinds: {'windows': kinds[i % 2]},
       )
       rates = rates[depth:]
-      out[f'stage{s + 1}'] = x
-    x = LayerNorm(eps=_EPS, name='norm')(x)
+      norm = LayerNorm(self.dtype, _EPS, name=f'stage{s + 1}_norm')
+      out[f'stage{s + 1}'] = norm(x) if self.map_norms else x
+    if not self.map_norms:
+      x = LayerNorm(eps=_EPS, name='norm')(x)
     x = x.mean(axis=(1, 2))
     return self.classify(x, out, features)
 

@@ -18,8 +18,9 @@ _INIT = nn.initializers.truncated_normal(0.02)
 # as small as the shorter side of a smaller map, and not shifted then; maps are padded,
 # then shifted. 'shift_pad' is timm's: windows are cut to size and left unshifted side by
 # side; maps are shifted, then padded. 'pad_shift_twice' is transformers' second version,
-# which adds the mask of shifted windows twice.
-BORDERS = ('pad_shift', 'shift_pad', 'pad_shift_twice')
+# which adds the mask of shifted windows twice. 'pad_always' is the authors' for detectors:
+# windows of a smaller map have their whole size, and are shifted.
+BORDERS = ('pad_shift', 'shift_pad', 'pad_shift_twice', 'pad_always')
 
 
 def pad(x, multiple: Pair):
@@ -120,6 +121,8 @@ def windows_of(map, side: int, shift: int, borders: str) -> Windows:
   if borders == 'shift_pad':
     window = tuple(min(side, n) for n in map)
     shifts = tuple(shift if n > side else 0 for n in map)
+  elif borders == 'pad_always':
+    window, shifts = (side,) * 2, (shift,) * 2
   else:
     window = (min(side, *map),) * 2
     shifts = (shift if min(map) > side else 0,) * 2

@@ -50,10 +50,17 @@ def ours(config: dict, defaults: dict) -> Facts:
   """Returns the facts of our own config, over the fields of files without one."""
   own = section(config, 'vit_jax')
   fields, names = section(own, 'fields'), own.get('class_names')
-  fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+  fields = {key: _tuples(x) for key, x in fields.items()}
   names = imagenet.class_names(names) if isinstance(names, str) else names
   size = pair(own.get('image_size'))
   return Facts(defaults | fields, size, texts(names), own.get('pp'), config=config)
+
+
+def _tuples(value):
+  """Returns a JSON value with tuples for lists."""
+  if isinstance(value, dict):
+    return {key: _tuples(x) for key, x in value.items()}
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def google(**defaults) -> Reader:

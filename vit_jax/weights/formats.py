@@ -21,7 +21,7 @@ FAMILIES = (
     f'vit_jax.weights.families.{name}'
     for name in ('convnext', 'mixer', 'mvit', 'resnet', 'swin', 'vit_originals')
   ),
-  *(f'vit_jax.detection.weights.{name}' for name in ('detr', 'fpn')),
+  *(f'vit_jax.detection.weights.{name}' for name in ('rcnn', 'detr', 'fpn')),
   'vit_jax.weights.families.vit',
   'vit_jax.weights.families.bit',  # a hybrid of `vit` has the arrays of its ResNet, too
   'vit_jax.detection.weights.vitdet',
@@ -63,7 +63,7 @@ class _Stated(dict):
 class Format(NamedTuple):
   """How one publisher stores one family. Parameters are those under our names."""
 
-  name: str  # google, big_vision, timm, hf, bit, authors, open_clip or detectron2
+  name: str  # google, big_vision, timm, hf, bit, authors, open_clip, detectron2, ...
   family: str  # a key of models.MODELS
   marker: str | tuple[str, ...]  # regexes of names that every such file has, few others
   rules: Table | Callable[[Arrays, Facts], Table]
@@ -162,7 +162,7 @@ def _over(stated: Fields, inferred: Fields) -> Fields:
   """Returns fields, those of the config before inferred ones, also within a backbone."""
   fields = inferred | stated
   if isinstance(inferred.get('backbone'), dict):
-    fields['backbone'] = inferred['backbone'] | stated.get('backbone', {})
+    fields['backbone'] = _over(stated.get('backbone') or {}, inferred['backbone'])
   return fields
 
 

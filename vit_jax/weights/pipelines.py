@@ -57,7 +57,7 @@ def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
   if mode == 'squash':  # whatever the aspect ratio
     resize = f"resize({whole}, method={method!r}, antialias=True, rounding='nearest')"
     crop = '' if whole == size else crop
-  levels = _value_range(cfg.get('mean', MEAN), cfg.get('std', STD))
+  levels = value_range(cfg.get('mean', MEAN), cfg.get('std', STD))
   return f'decode|{resize}{crop}|{levels}'
 
 
@@ -101,7 +101,7 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   std = processor.get('image_std', (0.5,) * 3)
   if not processor.get('do_normalize', True):
     mean, std = (0.0,) * 3, (1.0,) * 3
-  return '|'.join([*steps, _value_range(mean, std)])
+  return '|'.join([*steps, value_range(mean, std)])
 
 
 def _sides(size) -> tuple[int, int]:
@@ -117,7 +117,7 @@ def _side(value) -> int:
   return value
 
 
-def _value_range(mean, std) -> str:
+def value_range(mean, std) -> str:
   """Returns the op that standardises pixels in [0, 1] by mean and standard deviation."""
   low = tuple(round((0 - m) / s, 7) for m, s in zip(mean, std, strict=True))
   high = tuple(round((1 - m) / s, 7) for m, s in zip(mean, std, strict=True))
@@ -133,7 +133,7 @@ def stated(source: Source) -> str | None:
   """
   usual = source.family in ('convnext', 'mvit', 'resnet', 'swin')
   usual &= source.format in ('timm', 'hf', 'authors')
-  return source.pp or (_value_range(MEAN, STD) if usual else None)
+  return source.pp or (value_range(MEAN, STD) if usual else None)
 
 
 def of_source(source: Source, size: tuple[int, int], plain: bool = False) -> str:

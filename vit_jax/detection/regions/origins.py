@@ -32,7 +32,7 @@ class Origin:
     stage_losses: weights of the losses of a cascade's stages.
     stage_gradient: factor of gradients from a cascade's stages into the maps.
     mean_of_logits: a cascade averages its logits, not its probabilities.
-    least_side: boxes with a side below are no proposals.
+    least_side: proposals have longer sides; -1 admits boxes without an area.
     nominal: losses of the RPN are divided by the number of anchors to sample, not by the
       number that were sampled.
     rpn_beta, box_beta: where smooth L1 turns linear; 0: L1.
@@ -85,6 +85,7 @@ ORIGINS = {
     stage_losses=(1.0, 0.5, 0.25),
     stage_gradient=1.0,
     mean_of_logits=True,
+    least_side=-1.0,
     nominal=False,
     rpn_beta=1 / 9,
   ),

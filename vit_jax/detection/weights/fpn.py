@@ -19,12 +19,12 @@ def _conv(theirs: str, ours: str) -> Table:
   )
 
 
-_FPN = table(
+RULES = table(
   _conv(f'fpn_{part}{{i}}', f'p{{i}}_{part}') for part in ('lateral', 'output')
 )
 
 
-def _sfp(finest: int, heads: int) -> Table:
+def sfp(finest: int, heads: int) -> Table:
   """detectron2's SimpleFeaturePyramid: each level is a sequence of numbered layers.
 
   Args:
@@ -53,13 +53,14 @@ def _sfp(finest: int, heads: int) -> Table:
   )
 
 
-def _sfp_rules(arrays: dict[str, np.ndarray], facts: configs.Facts) -> Table:
+def sfp_rules(arrays: dict[str, np.ndarray], facts: configs.Facts) -> Table:
+  """Returns the rules of a file of detectron2's pyramid on a ViTDet."""
   heads = facts.config.get('model_args', {}).get('num_attention_heads')
   if (positions := arrays.get('net.blocks.0.attn.rel_pos_h')) is not None:
     heads = arrays['net.patch_embed.proj.weight'].shape[0] // positions.shape[1]
   if heads is None:
     raise ValueError('the number of heads is unknown: num_attention_heads is missing')
-  return _sfp(_levels(arrays, r'simfp_(\d+)\..*')[0], heads)
+  return sfp(_levels(arrays, r'simfp_(\d+)\..*')[0], heads)
 
 
 def _levels(names, pattern: str = r'p(\d+)_lateral/conv/kernel') -> list[int]:
@@ -68,7 +69,8 @@ def _levels(names, pattern: str = r'p(\d+)_lateral/conv/kernel') -> list[int]:
   return sorted({int(match[1]) for match in matches if match})
 
 
-def _infer(flat: dict[str, np.ndarray]) -> dict:
+def infer(flat: dict[str, np.ndarray]) -> dict:
+  """Returns the fields of a pyramid without its backbone that parameters show."""
   levels = _levels(flat)
   kernel = lambda level: flat[f'p{level}_lateral/conv/kernel'].shape
   return dict(
@@ -86,10 +88,11 @@ def backbone_of(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   return {n.removeprefix(prefix): x for n, x in flat.items() if n.startswith(prefix)}
 
 
-def _infer_sfp(flat: dict[str, np.ndarray]) -> dict:
+def infer_sfp(flat: dict[str, np.ndarray]) -> dict:
+  """Returns the fields of a pyramid on a ViTDet that parameters show."""
   backbone = {'name': 'vitdet', **vitdet.infer(backbone_of(flat))}
   stride = 2 ** (_levels(flat)[0] + 2)
-  return _infer(flat) | dict(stride=stride, in_channels=(), backbone=backbone)
+  return infer(flat) | dict(stride=stride, in_channels=(), backbone=backbone)
 
 
 def _facts(config: dict, source: str) -> configs.Facts:
@@ -152,8 +155,8 @@ FORMATS = (
     'detectron2',
     'fpn',
     r'fpn_lateral\d+\.weight',
-    _FPN,
-    _infer,
+    RULES,
+    infer,
     _facts,
     config=_fpn_config,
   ),
@@ -161,12 +164,12 @@ FORMATS = (
     'detectron2',
     'sfp',
     r'simfp_\d+\.0\.weight',
-    _sfp_rules,
-    _infer_sfp,
+    sfp_rules,
+    infer_sfp,
     _sfp_facts,
     grid=lambda flat, fields: vitdet.grid(backbone_of(flat), fields['backbone']),
     config=_sfp_config,
-    write_rules=lambda flat, fields: _sfp(
+    write_rules=lambda flat, fields: sfp(
       _levels(flat)[0], fields['backbone']['num_heads']
     ),
     alike=('stride', 'pretrained_size'),

@@ -93,13 +93,14 @@ def infer(flat: dict) -> dict:
   numbers = range(1, len(depths) + 1)
   widths = tuple(flat[f'stage{s}_block_0/conv3/kernel'].shape[3] for s in numbers)
   bottleneck = 'stage1_block_0/conv2/kernel' in flat
-  narrow = columns(flat, 'stage1_block_0/conv1/kernel')
+  narrow = tuple(columns(flat, f'stage{s}_block_0/conv1/kernel') for s in numbers)
+  usual = not bottleneck or narrow == tuple(width // 4 for width in widths)
   deep = [columns(flat, f'stem/conv{k}/kernel') for k in (1, 2)]
   return dict(
     depths=depths,
     widths=widths,
     block='bottleneck' if bottleneck else 'basic',
-    narrowing=widths[0] // narrow if bottleneck else 4,
+    narrow=None if usual else narrow,
     stem_width=flat['stem/conv/kernel'].shape[3],
     deep_stem=tuple(deep) if all(deep) else None,
     output_stride=max(32, 2 << len(numbers)),
@@ -130,9 +131,11 @@ def _timm_config(fields, image_size, class_names) -> dict:
     raise ValueError(f'a ResNet of timm has 4 stages, not depths={fields["depths"]}')
   basic, args = fields['block'] == 'basic', {'layers': list(fields['depths'])}
   args['channels'] = [width // (1 if basic else 4) for width in fields['widths']]
-  if not basic and fields['narrowing'] != 4:
-    configs.need(fields, 'timm', narrowing=(1, 2, 4, 8))
-    args['base_width'] = 256 // fields['narrowing']
+  if not basic and fields['narrow']:
+    ratio = {n / m for n, m in zip(fields['narrow'], args['channels'], strict=True)}
+    if len(ratio) > 1 or 64 * min(ratio) % 1:
+      raise ValueError(f'timm cannot express narrow={fields["narrow"]}')
+    args['base_width'] = int(64 * min(ratio))
   if fields['deep_stem']:
     half = fields['stem_width'] // 2
     stems = {(half, half): 'deep', (3 * (half // 4), half): 'deep_tiered'}
@@ -164,7 +167,7 @@ def _hf_config(fields, image_size, class_names) -> dict:
   strides = tuple(4 << s for s in range(len(fields['depths']) - 1, 6))
   plain = dict(deep_stem=(None,), avg_down=(False,))
   if fields['block'] == 'bottleneck':
-    plain['narrowing'] = (4,)
+    plain['narrow'] = (None,)
   configs.need(fields, 'transformers', output_stride=strides, **plain)
   args = {
     'embedding_size': fields['stem_width'],

@@ -1,0 +1,379 @@
+"""Two-stage detectors in the formats of detectron2, torchvision and mmdetection 2.
+
+detectron2's files are read and written. Of the others are read torchvision's Faster and Mask
+R-CNN on R50-FPN, version 1, and Cascade Mask R-CNN of Swin's authors. Files have no config:
+fields that no array shows are those of the published configs, unless our own section of a
+config.json beside the arrays says otherwise.
+"""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.detection.weights import fpn
+from vit_jax.detection.weights.fpn import backbone_of
+from vit_jax.weights import configs, layers, pipelines
+from vit_jax.weights import transforms as t
+from vit_jax.weights.families import resnet, swin
+from vit_jax.weights.formats import TRAINING, Format
+from vit_jax.weights.rename import Rule, Table, below, table
+
+_BINS = 7  # a side of the features of a box
+
+# -- transforms -----------------------------------------------------------------------
+
+
+def _both(load: Callable, save: Callable) -> t.Transform:
+  return t.Transform(lambda x: (load(x),), lambda xs: save(xs[0]))
+
+
+# Models here see RGB: the channels of a stem for BGR are reversed.
+_bgr = _both(lambda x: t.conv.load(x[:, ::-1])[0], lambda x: t.conv.save([x])[:, ::-1])
+# PyTorch flattens the features of a box as [C, 7, 7], and we as [7, 7, C].
+_flat = _both(
+  lambda x: x.reshape(len(x), -1, _BINS**2).swapaxes(1, 2).reshape(len(x), -1).T,
+  lambda x: x.T.reshape(x.shape[1], _BINS**2, -1).swapaxes(1, 2).reshape(x.shape[::-1]),
+)
+
+
+def _without(rows: int, transform: t.Transform) -> t.Transform:
+  """Drops the first rows, those of torchvision's background."""
+  return t.Transform(lambda x: transform.load(x[rows:]), transform.save)
+
+
+def _last(transform: t.Transform) -> t.Transform:
+  """Puts the first row, torchvision's background, behind the others."""
+  return t.Transform(lambda x: transform.load(np.roll(x, -1, 0)), transform.save)
+
+
+# -- rename tables --------------------------------------------------------------------
+
+
+def _has(arrays, regex: str) -> bool:
+  return any(re.fullmatch(regex, name) for name in arrays)
+
+
+def _stages(arrays, regex: str) -> int:
+  """Returns the number of box heads, by a regex whose group is a head's number."""
+  matches = (re.fullmatch(regex, name) for name in arrays)
+  return len({match[1] for match in matches if match})
+
+
+def _convs(theirs: str, norm: str, ours: str) -> Table:
+  """Rules of the convolutions of a head; {i} is the number of one."""
+  return table(
+    layers.conv(theirs, f'{ours}/convs/conv{{i}}'),
+    layers.batch_norm(norm, f'{ours}/convs/norm{{i}}'),
+  )
+
+
+def _resnet(prefix: str, bgr: bool) -> Table:
+  """detectron2's ResNet."""
+  block, ours = f'{prefix}res{{s+1}}.{{i}}', 'stage{s}_block_{i}'
+  parts = [(f'conv{k}', f'{k}') for k in (1, 2, 3)] + [('shortcut', '_proj')]
+  stem = f'{prefix}stem.conv1'
+  return table(
+    Rule(f'{stem}.weight', 'stem/conv/kernel', _bgr if bgr else t.conv),
+    layers.batch_norm(f'{stem}.norm', 'stem/norm'),
+    [layers.conv(f'{block}.{x}', f'{ours}/conv{k}') for x, k in parts],
+    [layers.batch_norm(f'{block}.{x}.norm', f'{ours}/norm{k}') for x, k in parts],
+  )
+
+
+def _swin(arrays, prefix: str) -> Table:
+  """Swin as its authors' detectors and detectron2 have it, with a norm for each map.
+
+  Args:
+    prefix: their name of it, below 'backbone.'.
+  """
+  whole = f'backbone.{prefix}'
+  inside = {n.removeprefix(whole): x for n, x in arrays.items() if n.startswith(whole)}
+  if inside:
+    name = r'layers\.(\d+)\.blocks\.0\.attn\.relative_position_bias_table'
+    stages = swin.stages_of(inside, name, '(?!)', swin.square)
+  else:
+    stages = swin.our_stages(backbone_of(backbone_of(arrays)))
+  return table(
+    below(swin.timm(stages, merge_at_end=True), prefix),
+    [layers.norm(f'{prefix}norm{s}', f'stage{s + 1}_norm') for s in range(len(stages))],
+  )
+
+
+def _detectron2(backbone: Callable) -> Callable:
+  """Returns the rules of detectron2's GeneralizedRCNN for arrays of either side.
+
+  Args:
+    backbone: (arrays, facts) -> rules of the part below 'backbone.'.
+  """
+
+  def rules(arrays, facts) -> Table:
+    number = _stages(arrays, r'roi_heads\.box_predictor\.(\d+)\.cls_score\.bias')
+    number = number or _stages(arrays, r'box_head(\d+)/classes/bias')
+    rpn, roi = 'proposal_generator.rpn_head', 'roi_heads'
+    several = _has(arrays, r'proposal.*\.conv\.conv1\.bias|rpn/conv1/bias')
+    heads = []
+    for i in range(max(number, 1)):
+      dot, ours = (f'.{i}' if number > 1 else ''), f'box_head{i}'
+      box, guess = f'{roi}.box_head{dot}', f'{roi}.box_predictor{dot}'
+      heads += [
+        _convs(f'{box}.conv{{i+1}}', f'{box}.conv{{i+1}}.norm', ours),
+        layers.dense(f'{box}.fc1', f'{ours}/dense0', _flat),
+        layers.dense(f'{box}.fc2', f'{ours}/dense1'),
+        layers.dense(f'{guess}.cls_score', f'{ours}/classes'),
+        layers.dense(f'{guess}.bbox_pred', f'{ours}/deltas'),
+      ]
+    mask = f'{roi}.mask_head'
+    conv = ('conv.conv{i}', 'conv{i}') if several else ('conv', 'conv0')
+    return table(
+      below(backbone(arrays, facts), 'backbone.', 'backbone/'),
+      layers.conv(f'{rpn}.{conv[0]}', f'rpn/{conv[1]}'),
+      layers.conv(f'{rpn}.objectness_logits', 'rpn/objectness'),
+      layers.conv(f'{rpn}.anchor_deltas', 'rpn/deltas'),
+      heads,
+      _convs(f'{mask}.mask_fcn{{i+1}}', f'{mask}.mask_fcn{{i+1}}.norm', 'mask_head0'),
+      layers.dense(f'{mask}.deconv', 'mask_head0/deconv', t.deconv),
+      layers.dense(f'{mask}.predictor', 'mask_head0', t.pointwise),
+    )
+
+  return rules
+
+
+def _fpn(inside: Table) -> Table:
+  return table(fpn.RULES, below(inside, ours='backbone/'))
+
+
+def _d2_resnet(arrays, facts) -> Table:
+  # MSRA's ResNets see BGR, and have their strides in the first convolution.
+  body = facts.fields['backbone']
+  if 'backbone' not in body:
+    return _resnet('', body['stride_first'])
+  return _fpn(_resnet('bottom_up.', body['backbone']['stride_first']))
+
+
+def _d2_vitdet(arrays, facts) -> Table:
+  theirs = {n.removeprefix('backbone.'): x for n, x in arrays.items()}
+  if 'net.pos_embed' in theirs:
+    return fpn.sfp_rules(theirs, facts)
+  return fpn.sfp(2, facts.fields['backbone']['backbone']['num_heads'])
+
+
+def _torchvision(arrays, facts) -> Table:
+  fpn_rules = [
+    layers.dense(f'fpn.{x}_blocks.{{i}}{dot}', f'p{{i+2}}_{y}/conv', t.conv)
+    for x, y in (('inner', 'lateral'), ('layer', 'output'))
+    for dot in ('.0', '')  # since version 0.13 of torchvision, and before
+  ]
+  box, mask = 'roi_heads.box_', 'roi_heads.mask_'
+  return table(
+    below(resnet.TIMM, 'backbone.body.', 'backbone/backbone/'),
+    below(table(_up(fpn_rules)), 'backbone.', 'backbone/'),
+    [layers.conv(f'rpn.head.conv{x}', 'rpn/conv0') for x in ('.0.0', '')],
+    layers.conv('rpn.head.cls_logits', 'rpn/objectness'),
+    layers.conv('rpn.head.bbox_pred', 'rpn/deltas'),
+    layers.dense(f'{box}head.fc6', 'box_head0/dense0', _flat),
+    layers.dense(f'{box}head.fc7', 'box_head0/dense1'),
+    layers.dense(
+      f'{box}predictor.cls_score', 'box_head0/classes', _last(t.dense), _last(t.same)
+    ),
+    layers.dense(
+      f'{box}predictor.bbox_pred',
+      'box_head0/deltas',
+      _without(4, t.dense),
+      _without(4, t.same),
+    ),
+    layers.conv(f'{mask}head.{{i}}.0', 'mask_head0/convs/conv{i}'),
+    layers.conv(f'{mask}head.mask_fcn{{i+1}}', 'mask_head0/convs/conv{i}'),
+    layers.dense(f'{mask}predictor.conv5_mask', 'mask_head0/deconv', t.deconv),
+    layers.dense(
+      f'{mask}predictor.mask_fcn_logits',
+      'mask_head0',
+      _without(1, t.pointwise),
+      _without(1, t.same),
+    ),
+  )
+
+
+def _up(rules) -> Table:
+  """Numbers a pyramid's levels from 2: 'fpn.inner_blocks.0' is 'p2_lateral'."""
+  return tuple(
+    rule._replace(
+      theirs=rule.theirs.replace('{i}', str(level - 2)),
+      ours=rule.ours.replace('{i+2}', str(level)),
+    )
+    for rule in table(rules)
+    for level in range(2, 6)
+  )
+
+
+def _mmdetection(arrays, facts) -> Table:
+  number = _stages(arrays, r'roi_head\.bbox_head\.(\d+)\.fc_cls\.bias')
+  neck = [
+    layers.conv(f'neck.{x}_convs.{{i}}.conv', f'p{{i+2}}_{y}/conv')
+    for x, y in (('lateral', 'lateral'), ('fpn', 'output'))
+  ]
+  heads = []
+  for i in range(number):
+    box, mask = f'roi_head.bbox_head.{i}', f'roi_head.mask_head.{i}'
+    convs = f'{box}.shared_convs.{{i}}'
+    heads += [
+      _convs(f'{convs}.conv', f'{convs}.bn', f'box_head{i}'),
+      layers.dense(f'{box}.shared_fcs.0', f'box_head{i}/dense0', _flat),
+      layers.dense(f'{box}.fc_cls', f'box_head{i}/classes'),
+      layers.dense(f'{box}.fc_reg', f'box_head{i}/deltas'),
+      layers.conv(f'{mask}.convs.{{i}}.conv', f'mask_head{i}/convs/conv{{i}}'),
+      layers.dense(f'{mask}.upsample', f'mask_head{i}/deconv', t.deconv),
+      layers.dense(f'{mask}.conv_logits', f'mask_head{i}', t.pointwise),
+    ]
+  return table(
+    below(_swin(arrays, ''), 'backbone.', 'backbone/backbone/'),
+    below(_up(neck), ours='backbone/'),
+    layers.conv('rpn_head.rpn_conv', 'rpn/conv0'),
+    layers.conv('rpn_head.rpn_cls', 'rpn/objectness'),
+    layers.conv('rpn_head.rpn_reg', 'rpn/deltas'),
+    heads,
+  )
+
+
+# -- the model's fields ---------------------------------------------------------------
+
+
+def _infer(flat: dict[str, np.ndarray]) -> dict:
+  """Returns the fields that parameters show."""
+  stages = _stages(flat, r'box_head(\d+)/classes/bias')
+  classes = flat['box_head0/classes/bias'].size - 1
+  convs, masks = 'box_head0/convs/conv0/kernel', 'mask_head0/kernel'
+  norm = lambda head: (
+    'batch'
+    if f'batch_stats/{head}/convs/norm0/mean' in flat
+    else 'layer'
+    if f'{head}/convs/norm0/scale' in flat
+    else 'none'
+  )
+  widths = [
+    flat[n].shape[3] for n in (convs, convs.replace('box', 'mask')) if n in flat
+  ]
+  return dict(
+    backbone=_backbone(backbone_of(flat)),
+    num_classes=classes,
+    rpn_convs=1 + ('rpn/conv1/kernel' in flat),
+    head='4conv1fc' if convs in flat else '2fc',
+    head_norm=norm('box_head0'),
+    mask_norm=norm('mask_head0'),
+    conv_width=widths[0] if widths else 256,
+    fc_width=flat['box_head0/dense0/bias'].size,
+    masks=masks in flat,
+    overlaps=(0.5, 0.6, 0.7)[:stages],
+    class_agnostic=flat['box_head0/deltas/bias'].size == 4 < 4 * classes,
+  )
+
+
+def _backbone(flat: dict[str, np.ndarray]) -> dict:
+  inside = backbone_of(flat)
+  if not inside:
+    return {'name': 'resnet', **resnet.infer(flat), 'frozen_norm': True}
+  if 'embedding/kernel' in inside:
+    return {'name': 'sfp', **fpn.infer_sfp(flat)}
+  if 'stem/norm/scale' in inside and 'stem/embedding/kernel' in inside:
+    body = {'name': 'swin', **swin.infer(inside), 'map_norms': True}
+    body['borders'] = 'pad_always'
+  else:
+    body = {'name': 'resnet', **resnet.infer(inside), 'frozen_norm': True}
+  pyramid = fpn.infer(flat) | dict(stride=4, in_channels=())
+  return {'name': 'fpn', **pyramid, 'backbone': body}
+
+
+_CAFFE = [x / 255 for x in (123.675, 116.28, 103.53)], [1 / 255] * 3
+_USUAL = list(pipelines.MEAN), list(pipelines.STD)
+
+
+def _facts(pixels, shorter: int, longest: int, canvas: int, **defaults):
+  """Returns the reader of our own config over the fields of published files.
+
+  Args:
+    pixels: mean and standard deviation of pixels in [0, 1].
+    shorter, longest: sides of images in evaluation, see the op `detr_resize`.
+    canvas: side of the canvas.
+  """
+
+  def read(config: dict, source: str) -> configs.Facts:
+    facts = configs.ours(config, defaults)
+    size = facts.image_size or (canvas, canvas)
+    resize = f'decode|detr_resize({shorter}, {longest})|canvas({canvas})'
+    pp = facts.pp or f'{resize}|{pipelines.value_range(*pixels)}'
+    return facts._replace(pp=pp, image_size=size)
+
+  return read
+
+
+def _plain(fields: dict) -> dict:
+  """Returns the fields that outputs depend on, also within backbones."""
+  return {
+    key: _plain(x) if isinstance(x, dict) else x
+    for key, x in fields.items()
+    if key not in TRAINING
+  }
+
+
+def _config(fields, image_size, class_names) -> dict:
+  """Returns our own section alone: detectron2's files have no config beside them."""
+  configs.need(fields, 'detectron2', origin=('detectron2',))
+  own = {'fields': _plain(fields), 'image_size': list(image_size)}
+  return {'vit_jax': own | ({'class_names': class_names} if class_names else {})}
+
+
+_MSRA = {'stride_first': True}
+_DC5 = dict(
+  backbone=_MSRA | dict(dilate_first=True, output_stride=16),
+  anchor_sizes=((32, 64, 128, 256, 512),),
+  before=(12_000, 6_000),
+  after=(2_000, 1_000),
+)
+_COCO = 800, 1333, 1344
+
+
+def _format(marker: str, backbone: Callable, facts) -> Format:
+  rules = _detectron2(backbone)
+  return Format(
+    'detectron2',
+    'rcnn',
+    (r'proposal_generator\.rpn_head\.anchor_deltas\.bias', marker),
+    rules,
+    _infer,
+    facts,
+    config=_config,
+  )
+
+
+FORMATS = (
+  _format(
+    r'backbone\.bottom_up\.stem\.conv1\.weight',
+    _d2_resnet,
+    _facts(_CAFFE, *_COCO, backbone={'backbone': _MSRA}),
+  ),
+  _format(r'backbone\.stem\.conv1\.weight', _d2_resnet, _facts(_CAFFE, *_COCO, **_DC5)),
+  _format(
+    r'backbone\.simfp_\d+\.0\.weight', _d2_vitdet, _facts(_USUAL, 1024, 1024, 1024)
+  ),
+  _format(
+    r'backbone\.bottom_up\.layers\.0\.blocks\.0\.attn\.qkv\.weight',
+    lambda arrays, facts: _fpn(_swin(arrays, 'bottom_up.')),
+    _facts(_USUAL, 1024, 1024, 1024),
+  ),
+  Format(
+    'torchvision',
+    'rcnn',
+    (r'rpn\.head\.cls_logits\.bias', r'backbone\.body\.conv1\.weight'),
+    _torchvision,
+    _infer,
+    _facts(_USUAL, *_COCO, origin='torchvision', samples=2, after=(2_000, 1_000)),
+  ),
+  Format(
+    'mmdetection',
+    'rcnn',
+    (r'rpn_head\.rpn_cls\.bias', r'roi_head\.bbox_head\.0\.fc_cls\.bias'),
+    _mmdetection,
+    _infer,
+    _facts(_USUAL, *_COCO, origin='mmdetection', after=(2_000, 1_000)),
+  ),
+)
