@@ -12,6 +12,7 @@ from tests.support.goldens import path_of
 from tests.support.peers import MARKS, images, randomise
 from vit_jax import weights
 from vit_jax.detection import inference
+from vit_jax.detection.regions.roi_align import roi_align
 
 pytestmark = MARKS
 
@@ -175,3 +176,36 @@ def test_transformers_vitdet_both_ways(torch, transformers, tmp_path, window):
   assert not info['missing_keys']
   assert not info['unexpected_keys']
   close(map_of(torch, loaded, x))
+
+
+# -- RoIAlign -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('aligned', [True, False])
+@pytest.mark.parametrize('samples', [0, 2])
+def test_roi_align_of_torchvision(torch, transformers, samples, aligned):
+  from torchvision.ops import roi_align as compiled
+
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(1, 23, 31, 3)).astype(np.float32)
+  centres = rng.uniform(-40, [160, 130], (60, 2))
+  sides = np.exp(rng.uniform(-5, 6, (60, 2)))
+  sides[:10, 0], sides[10:15] = 1e-3, 0  # thin, and empty
+  sides[15:20] *= -1  # corners that cross
+  boxes = np.concatenate([centres - sides / 2, centres + sides / 2], -1)
+  boxes[20:40] = 28 * np.round(boxes[20:40] / 28)  # whole bins of whole cells
+  boxes = boxes.astype(np.float32)
+  cotangent = rng.normal(size=(60, 7, 7, 3)).astype(np.float32)
+
+  with torch.enable_grad():
+    theirs = nchw(torch, x).requires_grad_()
+    rois = [torch.from_numpy(boxes)]
+    pooled = compiled(theirs, rois, 7, 0.25, samples, aligned)
+    pooled.backward(nchw(torch, cotangent))
+  run = lambda x: roi_align([x], boxes[None], [4], 7, samples, aligned)[0]
+  ours, vjp = jax.vjp(jax.jit(run), x)
+  back = lambda tensor: np.moveaxis(tensor.detach().numpy(), 1, -1)
+  np.testing.assert_allclose(ours, back(pooled), rtol=0, atol=2e-5)
+  expected = back(theirs.grad)  # sums over all boxes
+  close = 2e-6 * np.abs(expected).max()
+  np.testing.assert_allclose(*vjp(cotangent), expected, rtol=0, atol=close)
