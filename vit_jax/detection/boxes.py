@@ -63,8 +63,9 @@ def postprocess(outputs: dict) -> dict[str, jax.Array]:
       probability of that.
   """
   if 'scores' in outputs:
-    names = ('scores', 'labels', 'valid', 'boxes', 'masks')
-    return {name: outputs[name] for name in names if name in outputs}
+    names = ('scores', 'labels', 'boxes', 'masks')
+    valid = outputs['valid'] & (area(outputs['boxes']) > 0)
+    return {name: outputs[name] for name in names if name in outputs} | {'valid': valid}
   likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))[..., :-1]
   corners = to_corners(outputs['boxes'].astype(jnp.float32))
   scores, labels = likely.max(-1), likely.argmax(-1)
