@@ -112,6 +112,7 @@ setup(
     # For `make peer`, which compares with them; nothing else imports them.
     'peer': [
       'torch>=2.13',
+      'torchvision>=0.28',
       'timm>=1.0.31',
       'transformers>=5.23',
       'open_clip_torch>=3.3',

@@ -1,4 +1,4 @@
-"""Detectors and ViTDet beside transformers."""
+"""Detectors and ViTDet beside transformers; RoIAlign and suppression beside torchvision."""
 
 import shutil
 
@@ -12,6 +12,7 @@ from tests.support.goldens import path_of
 from tests.support.peers import MARKS, images, randomise
 from vit_jax import weights
 from vit_jax.detection import inference
+from vit_jax.detection.regions import suppression
 from vit_jax.detection.regions.roi_align import roi_align
 
 pytestmark = MARKS
@@ -209,3 +210,43 @@ def test_roi_align_of_torchvision(torch, transformers, samples, aligned):
   expected = back(theirs.grad)  # sums over all boxes
   close = 2e-6 * np.abs(expected).max()
   np.testing.assert_allclose(*vjp(cotangent), expected, rtol=0, atol=close)
+
+
+# -- Suppression --------------------------------------------------------------------------
+
+
+# IoU at the threshold: torchvision compares a float32 quotient with a float64, and 3 / 10
+# in float32 exceeds 0.3. At 0.5 and 0.7, which detectors use, equality is equality.
+@pytest.mark.parametrize('threshold', [0.5, 0.7])
+@pytest.mark.parametrize('whole', [True, False])
+def test_suppression_beside_torchvision(torch, threshold, whole):
+  ops = pytest.importorskip('torchvision.ops', reason='torchvision is not installed')
+  rng = np.random.default_rng(int(10 * threshold))
+  cases, n = 200, 40
+  corner, sides = rng.integers(0, 12, (cases, n, 2)), rng.integers(0, 11, (cases, n, 2))
+  boxes = np.concatenate([corner, corner + sides], -1).astype(np.float32)
+  if not whole:
+    boxes += rng.uniform(0, 0.4, boxes.shape).astype(np.float32)
+    boxes[..., 2:] = np.maximum(boxes[..., :2], boxes[..., 2:])
+  # Half of the boxes are copies of others; scores differ, as theirs is no stable sort.
+  boxes[:, n // 2 :] = boxes[:, rng.integers(0, n, n // 2)]
+  scores = rng.permuted(np.tile(np.arange(n, dtype=np.float32), (cases, 1)), axis=1) / n
+  classes, number = rng.integers(0, 3, (cases, n)), rng.integers(0, n + 1, cases)
+  number[0] = 0
+  valid = np.arange(n) < number[:, None]
+  keep = lambda *args: suppression.keep(*args[:2], threshold, *args[2:])
+  alone = np.array(jax.jit(jax.vmap(keep))(boxes, scores, valid))
+  within = np.array(jax.jit(jax.vmap(keep))(boxes, scores, valid, classes))
+  for i, m in enumerate(number):
+    b, s, c = (torch.from_numpy(x[i, :m]) for x in (boxes, scores, classes))
+    expected = np.zeros((2, n), bool)
+    expected[0, ops.nms(b, s, threshold).numpy()] = True
+    # Without its offsets between classes, which round: they are no whole pixels.
+    each = [ops.nms(b[c == k], s[c == k], threshold) for k in range(3)]
+    rows = [torch.where(c == k)[0][kept] for k, kept in enumerate(each)]
+    expected[1, torch.cat(rows).numpy()] = True
+    np.testing.assert_array_equal([alone[i], within[i]], expected)
+    if whole:
+      (batched,) = np.nonzero(within[i])
+      theirs_ = ops.batched_nms(b, s, c, threshold).numpy()
+      np.testing.assert_array_equal(batched, np.sort(theirs_))

@@ -106,6 +106,38 @@ def test_match_without_targets_and_reassigned():
   assert (index.tolist(), label.tolist()) == ([1, 0], [1, 0])
 
 
+@pytest.mark.parametrize('rule', ['tied', 'reassigned'])
+def test_match_in_one_program_with_overlaps(rule):
+  """Against loops: the best box of a target is found though XLA may compute IoU twice."""
+  rng = np.random.default_rng(0)
+  corner = rng.uniform(0, 90, (1020, 2))
+  boxes = np.concatenate([corner, corner + rng.uniform(1, 50, (1020, 2))], 1)
+  targets, boxes = np.split(boxes.astype(np.float32), [20])
+  valid = np.arange(20) < 18
+
+  @jax.jit
+  def run(targets, boxes):
+    overlap = iou(targets[:, None], boxes[None])
+    return assign.match(overlap, valid, 0.3, 0.7, rule)
+
+  overlap = np.array(jax.jit(iou)(targets[:, None], boxes[None]))[valid]
+  best, index = overlap.max(0), overlap.argmax(0)
+  label = np.where(best >= 0.7, 1, np.where(best < 0.3, 0, -1))
+  for i, row in enumerate(overlap):
+    if rule == 'tied' or row.max() >= 0.3:
+      label[row == row.max()] = 1
+      if rule == 'reassigned':
+        index[row == row.max()] = i
+  for ours, expected in zip(run(targets, boxes), (index, label), strict=True):
+    np.testing.assert_array_equal(ours, expected)
+
+
+def test_sample_of_nothing():
+  priority, label = jnp.linspace(0, 1, 9), jnp.full(9, -1)
+  assert not assign.sample(priority, label, 12, 0.5).valid.any()
+  assert (assign.sampled_labels(priority, label, 12, 0.5) == -1).all()
+
+
 @pytest.mark.parametrize('i', range(4))
 def test_sample(i):
   g = load('matching')
@@ -164,6 +196,113 @@ def test_suppression_of_a_chain_and_of_nothing():
   assert not suppression.keep(boxes, -x, 0.3, jnp.zeros(40, bool)).any()
 
 
+def greedy(boxes, scores, threshold, classes):
+  """Returns bool [n], by the definition: a loop over boxes by falling score."""
+  area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+  kept = np.zeros(len(boxes), bool)
+  for i in np.argsort(-scores, kind='stable'):
+    low = np.maximum(boxes[i, :2], boxes[:, :2])
+    high = np.minimum(boxes[i, 2:], boxes[:, 2:])
+    common = (high - low).clip(0).prod(1)
+    over = common > np.float32(threshold) * (area + area[i] - common)
+    kept[i] = not (over & kept & (classes == classes[i])).any()
+  return kept
+
+
+def crowds(n, cases=40):
+  """Returns boxes, scores, classes: many ties, copies, boxes without an area."""
+  rng = np.random.default_rng(0)
+  corner = rng.integers(0, 12, (cases, n, 2))
+  sides = rng.integers(0, 11, (cases, n, 2))
+  boxes = np.concatenate([corner, corner + sides], -1).astype(np.float32)
+  scores = rng.integers(1, 20, (cases, n)).astype(np.float32) / 20
+  return boxes, scores, rng.integers(0, 3, (cases, n))
+
+
+@pytest.mark.parametrize('padding', [0, 9])
+@pytest.mark.parametrize('threshold', [0.3, 0.5, 0.7])
+def test_suppression_is_the_loop_whatever_the_padding(threshold, padding):
+  boxes, scores, classes = crowds(30)
+  order = np.random.default_rng(1).permutation(30 + padding)
+  real = order < 30
+  place = np.flatnonzero(real)  # rows of padding are anywhere among the others
+
+  def padded(x, value):
+    out = np.full((len(x), 30 + padding, *x.shape[2:]), value, x.dtype)
+    out[:, place] = x
+    return jnp.array(out)
+
+  # Padding covers everything, scores best, and in other rows is not a number.
+  for corner, score in ((0.0, 2.0), (np.nan, np.nan)):
+    args = [padded(boxes, corner), padded(scores, score), padded(classes, 0)]
+    args[0] = args[0].at[:, ~real, 2:].add(30)
+    call = lambda b, s, c: suppression.keep(b, s, threshold, jnp.array(real), c)
+    kept = np.array(jax.jit(jax.vmap(call))(*args))
+    assert not kept[:, ~real].any()
+    for ours, *case in zip(kept[:, place], boxes, scores, classes, strict=True):
+      np.testing.assert_array_equal(ours, greedy(*case[:2], threshold, case[2]))
+
+
+@pytest.mark.parametrize('soft', [False, True])
+def test_detections_of_padding_and_of_nothing(soft):
+  boxes, scores, _ = (x[0] for x in crowds(20))
+  likely = np.stack([scores, scores[::-1], scores / 2], 1)
+  function = functools.partial(
+    suppression.detections,
+    size=np.array([20, 20]),
+    least=0.05,
+    threshold=0.5,
+    most=15,
+    soft=soft,
+  )
+  expected = function(jnp.array(boxes), jnp.array(likely), jnp.ones(20, bool))
+  assert expected['valid'].all()
+  pad = lambda x: jnp.pad(x, ((0, 6), (0, 0)), constant_values=np.nan)
+  valid = jnp.arange(26) < jnp.array([20, 0])[:, None]
+  found = jax.vmap(lambda valid: function(pad(boxes), pad(likely), valid))(valid)
+  for key, x in expected.items():
+    np.testing.assert_array_equal(found[key][0], x, err_msg=key)
+  assert not found['valid'][1].any()
+  assert found['complete'][1]
+  assert not found['boxes'][1].any()
+
+
+def test_no_proposals_of_an_image_without_a_size():
+  anchor = anchors.anchors((2, 2), (8, 8), anchors.cell((16,), (0.5, 1, 2)))
+  levels = [jnp.ones(12)], [jnp.zeros((12, 4))], [anchor]
+  args = dict(before=5, after=4)
+  found = suppression.proposals(*levels, jnp.zeros(2), **args)
+  assert not found['valid'].any()
+  assert not found['boxes'].any()
+  # mmdetection keeps boxes without an area, which suppress none.
+  found = suppression.proposals(*levels, jnp.zeros(2), **args, least=-1.0)
+  assert found['valid'].all()
+
+
+def test_soft_suppression_of_copies_and_of_what_was_left_out():
+  # The second box is a copy that scores too little to be a detection.
+  boxes = jnp.float32([[0, 0, 8, 8], [0, 0, 8, 8], [2, 0, 8, 8], [9, 9, 12, 12]])
+  likely = jnp.float32([[0.9], [0.01], [0.8], [0.3]])
+  call = lambda most, candidates: suppression.detections(
+    boxes,
+    likely,
+    jnp.ones(4, bool),
+    np.array([20, 20]),
+    least=0.05,
+    threshold=0.75,  # the overlap of the first box and the third: it decays
+    most=most,
+    candidates=candidates,
+    soft=True,
+  )
+  found = call(3, 4)
+  assert found['rows'].tolist() == [0, 3, 2]
+  np.testing.assert_allclose(found['scores'], [0.9, 0.3, 0.2], rtol=1e-6)
+  assert found['complete']
+  # Of two candidates the second, decayed, scores less than the one that was left out.
+  assert not call(2, 2)['complete']
+  assert call(1, 2)['complete']
+
+
 @pytest.mark.parametrize('i', range(4))
 def test_detections(i):
   g = load('nms')
@@ -211,7 +350,7 @@ def test_soft_suppression():
   for _ in range(50):
     row, label = np.unravel_index(left.argmax(), left.shape)
     rows.append((row, label, left[row, label]))
-    decay = np.where(overlap[row] > 0.5, 1 - overlap[row], 1)
+    decay = np.where(overlap[row] >= 0.5, 1 - overlap[row], 1)
     left[:, label] *= decay
     left[row, label] = -np.inf
   rows = [r for r in rows if r[2] > 0.05]

@@ -34,7 +34,7 @@ def area(boxes: jax.Array) -> jax.Array:
 
 def iou(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns intersection over union [...] of boxes by corners; 0 where both are empty."""
-  return _divide(*_common_and_union(a, b))
+  return _divide(*common_and_union(a, b))
 
 
 def giou(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -43,7 +43,7 @@ def giou(a: jax.Array, b: jax.Array) -> jax.Array:
   It subtracts the share of the smallest box around both that neither covers, and so falls
   as separate boxes move apart. Rezatofighi et al., arXiv 1902.09630, algorithm 1.
   """
-  common, union = _common_and_union(a, b)
+  common, union = common_and_union(a, b)
   low = jnp.minimum(a[..., :2], b[..., :2])
   high = jnp.maximum(a[..., 2:], b[..., 2:])
   around = area(jnp.concatenate([low, high], -1))
@@ -73,7 +73,8 @@ def postprocess(outputs: dict) -> dict[str, jax.Array]:
   return {'scores': scores, 'labels': labels, 'valid': valid, 'boxes': corners}
 
 
-def _common_and_union(a, b):
+def common_and_union(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns the areas [...] of the intersection and of the union of boxes by corners."""
   low = jnp.maximum(a[..., :2], b[..., :2])
   high = jnp.minimum(a[..., 2:], b[..., 2:])
   common = area(jnp.concatenate([low, high], -1))

@@ -33,6 +33,10 @@ def match(
       get that target, the last of several, if they overlap by 0.3 at least, as in
       mmdetection.
   """
+  if low_quality is not None:
+    # The rule compares overlaps for equality. XLA may compute them in several kernels,
+    # which could round differently; the barrier makes it compute and store them once.
+    iou = jax.lax.optimization_barrier(iou)
   iou = jnp.where(valid[:, None], iou, -1.0)
   best, index = iou.max(0), iou.argmax(0)
   label = jnp.where(best >= high, 1, jnp.where(best < low, 0, -1))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from vit_jax.detection.boxes import iou
+from vit_jax.detection.boxes import common_and_union, iou
 from vit_jax.detection.regions import coding
 
 
@@ -35,8 +35,10 @@ def keep(
   n = len(boxes)
   order = jnp.argsort(jnp.where(valid, -scores, jnp.inf), stable=True)
   ours, valid = boxes[order], valid[order]
-  over = iou(ours[:, None], ours[None]) > threshold
-  over &= jnp.triu(jnp.ones((n, n), bool), 1) & valid[:, None]
+  common, union = common_and_union(ours[:, None], ours[None])
+  # Not a quotient: where division is approximate, a quotient at the threshold is unsafe.
+  over = common > threshold * union
+  over &= jnp.triu(jnp.ones((n, n), bool), 1)
   if classes is not None:
     over &= classes[order][:, None] == classes[order][None]
 
@@ -106,7 +108,8 @@ def detections(
 
   Suppression is within a class. Only the best `candidates` of all pairs of a box and a
   class enter it; since the others score less, the result is exact wherever D detections
-  remain or no pair was left out, which 'complete' tells.
+  remain or no pair was left out, which 'complete' tells. Of soft-NMS, which lowers scores,
+  it tells whether the last detection still scores as much as any pair that was left out.
 
   Args:
     boxes: [R, 4] corners, or [R, 4 K] for a box of each class.
@@ -126,10 +129,10 @@ def detections(
   boxes = coding.clip(jnp.where(valid[:, None, None], boxes, 0), size)
   scores = jnp.where(valid[:, None] & (scores > least), scores, -jnp.inf).reshape(-1)
   number = jnp.isfinite(scores).sum()
-  scores, pair = jax.lax.top_k(scores, min(candidates, R * K))
+  scores, pair = jax.lax.top_k(scores, min(max(candidates, most), R * K))
   rows, labels = pair // K, pair % K
   boxes = boxes[rows, labels if boxes.shape[1] > 1 else 0]
-  valid, most = jnp.isfinite(scores), min(most, len(pair))
+  valid, most, worst = jnp.isfinite(scores), min(most, len(pair)), scores[-1]
   if soft:
     scores, index = _soft(boxes, scores, labels, threshold, most)
     scores = jnp.where(scores > least, scores, -jnp.inf)
@@ -143,7 +146,7 @@ def detections(
     'labels': labels[index],
     'rows': rows[index],
     'valid': valid,
-    'complete': (number <= len(pair)) | valid.all(),
+    'complete': (number <= len(pair)) | (scores[-1] >= worst),
   }
 
 
@@ -153,7 +156,8 @@ def _soft(boxes, scores, classes, threshold: float, most: int):
   def take(scores, _):
     best = scores.argmax()
     overlap = iou(boxes, boxes[best])
-    decayed = (overlap > threshold) & (classes == classes[best])
+    # Scores of -inf are no detections, and no factor of 0 may make them NaN.
+    decayed = (overlap >= threshold) & (classes == classes[best]) & (scores > 0)
     rest = jnp.where(decayed, scores * (1 - overlap), scores)
     return rest.at[best].set(-jnp.inf), (scores[best], best)
 
