@@ -34,8 +34,7 @@ def match(
       mmdetection.
   """
   if low_quality is not None:
-    # The rule compares overlaps for equality. XLA may compute them in several kernels,
-    # which could round differently; the barrier makes it compute and store them once.
+    # Computed once and stored, as the rule tests for equality: kernels round differently.
     iou = jax.lax.optimization_barrier(iou)
   iou = jnp.where(valid[:, None], iou, -1.0)
   best, index = iou.max(0), iou.argmax(0)

@@ -37,8 +37,7 @@ def keep(
   ours, valid = boxes[order], valid[order]
   common, union = common_and_union(ours[:, None], ours[None])
   # Not a quotient: where division is approximate, a quotient at the threshold is unsafe.
-  over = common > threshold * union
-  over &= jnp.triu(jnp.ones((n, n), bool), 1)
+  over = (common > threshold * union) & jnp.triu(jnp.ones((n, n), bool), 1)
   if classes is not None:
     over &= classes[order][:, None] == classes[order][None]
 
@@ -107,9 +106,8 @@ def detections(
   """Returns 'boxes' [D, 4], 'scores', 'labels', 'rows', 'valid', 'complete', best first.
 
   Suppression is within a class. Only the best `candidates` of all pairs of a box and a
-  class enter it; since the others score less, the result is exact wherever D detections
-  remain or no pair was left out, which 'complete' tells. Of soft-NMS, which lowers scores,
-  it tells whether the last detection still scores as much as any pair that was left out.
+  class enter it. The result is exact where no pair was left out, or where D detections
+  remain that score no less than those pairs; 'complete' tells.
 
   Args:
     boxes: [R, 4] corners, or [R, 4 K] for a box of each class.
@@ -156,9 +154,8 @@ def _soft(boxes, scores, classes, threshold: float, most: int):
   def take(scores, _):
     best = scores.argmax()
     overlap = iou(boxes, boxes[best])
-    # Scores of -inf are no detections, and no factor of 0 may make them NaN.
-    decayed = (overlap >= threshold) & (classes == classes[best]) & (scores > 0)
-    rest = jnp.where(decayed, scores * (1 - overlap), scores)
-    return rest.at[best].set(-jnp.inf), (scores[best], best)
+    same = (classes == classes[best]) & (scores > 0)  # -inf * 0 would be NaN
+    decay = jnp.where(same & (overlap >= threshold), 1 - overlap, 1)
+    return (scores * decay).at[best].set(-jnp.inf), (scores[best], best)
 
   return jax.lax.scan(take, scores, length=most)[1]
