@@ -15,10 +15,11 @@ from tests.support import GOLDEN, classifiers, commands
 from tests.support.goldens import GOLDENS, path_of
 from tests.test_structure import _BLOCK
 from vit_jax import cli, models, weights
+from vit_jax.errors import UserError
 from vit_jax.kernels import attention
 from vit_jax.tools import convert
 from vit_jax.tools.export import __main__ as export
-from vit_jax.tools.export import program, stablehlo
+from vit_jax.tools.export import program, savedmodel, stablehlo
 from vit_jax.weights import pipelines
 
 SOURCE = path_of('vit_google_token')  # 10 classes, 32 x 32 pixels
@@ -183,6 +184,18 @@ def test_scanned_blocks_are_written_out(tmp_path, monkeypatch, capsys):
   exported = jax.export.deserialize(bytearray(file.read_bytes()))
   assert 'stablehlo.while' not in exported.mlir_module()
   assert exported.in_avals[0].shape == (3, 32, 32, 3)
+
+
+def test_detectors_as_savedmodel_have_a_number_of_images(tmp_path):
+  class Sorting:
+    batch, variables, outputs = None, {}, {'best': (2,)}
+    shape = lambda self, batch: (batch, 4, 4, 1)
+
+    def __call__(self, variables, images):
+      return {'best': jax.lax.top_k(images[:, 0, :, 0], 2)[0]}
+
+  with pytest.raises(UserError, match='--batch'):
+    savedmodel.write(Sorting(), tmp_path / 'm', {}, ['cpu'])
 
 
 def test_a_file_that_computes_something_else_is_not_left(tmp_path, capsys, monkeypatch):

@@ -16,6 +16,7 @@ from jax import export
 from jax.extend.mlir.dialects import stablehlo
 
 from vit_jax.data import lazy_tf
+from vit_jax.errors import UserError
 from vit_jax.tools.export.program import BATCH, Program
 
 FACTS = 'assets.extra/vit_jax.json'
@@ -42,8 +43,12 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
   shapes.append(jax.ShapeDtypeStruct(program.shape(batch), 'float32'))
   lower = export.export(jax.jit(flat, keep_unused=True), platforms=platforms)
   exported = lower(*shapes)
+  text = exported.mlir_module()
+  # TensorFlow 2.21 cannot sort rows whose number is open.
+  if program.batch is None and 'stablehlo.composite "chlo.top_k"' in text:
+    raise UserError('A two-stage detector as a SavedModel needs --batch N, fixed.')
   # TensorFlow 2.21 does not refine shapes within composite operations, such as erfc.
-  text = _COMPOSITE.sub(r'func.call \2(\1) :', exported.mlir_module())
+  text = _COMPOSITE.sub(r'func.call \2(\1) :', text)
   module = stablehlo.serialize_portable_artifact_str(text, _STABLEHLO)
   images = tf.TensorSpec((program.batch, *program.shape(1)[1:]), name='images')
 
