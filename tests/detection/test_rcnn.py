@@ -1,0 +1,170 @@
+"""Two-stage detectors against detectron2, torchvision and mmdetection: random tiny ones.
+
+Tolerances are those of the references, absolute, relative to the largest value above 1:
+other convolution algorithms and numbers of threads change them by up to 6e-5.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import vit_jax
+from tests.support import two_stage
+from vit_jax import trees
+from vit_jax.detection.regions.origins import ORIGINS
+from vit_jax.detection.tasks import rcnn
+from vit_jax.weights import formats, rename
+
+GOLDENS = {
+  'faster_rcnn_fpn_d2': {},
+  'faster_rcnn_fpn_giou_d2': dict(
+    box_loss='giou', box_weight=20.0, proposal_loss='giou'
+  ),
+  'faster_rcnn_dc5_d2': {},
+  'mask_rcnn_fpn_d2': {},
+  'mask_rcnn_vitdet_d2': {},
+  'cascade_mask_rcnn_vitdet_d2': {},
+  'cascade_mask_rcnn_swin_d2': {},
+  'mask_rcnn_torchvision': {},
+  'cascade_mask_rcnn_swin_mmdet': dict(box_loss='giou', box_weight=10.0),
+}
+MAPS, VALUES, SCORES, PIXELS = 2e-5, 2e-4, 5e-4, 2e-2
+
+
+@pytest.fixture(scope='module', params=GOLDENS)
+def name(request):
+  return request.param
+
+
+@functools.cache
+def load(name):
+  return vit_jax.load(two_stage.FOLDER / name)
+
+
+def close(ours, theirs, tolerance, message='', rows=None):
+  """Compares as many rows [B, R] as the reference has; they are relative to its largest."""
+  ours = np.asarray(ours)[:, : theirs.shape[1]].reshape(theirs.shape)
+  if rows is not None:
+    shown = np.arange(theirs.shape[1]) < np.asarray(rows)[:, None]
+    ours, theirs = ours[shown], theirs[shown]
+  scale = max(1, np.abs(theirs).max(initial=0))
+  np.testing.assert_allclose(
+    ours, theirs, rtol=0, atol=tolerance * scale, err_msg=message
+  )
+
+
+def pixels(*args):
+  close(*args[:2], PIXELS / max(1, np.abs(args[1]).max(initial=0)), *args[2:])
+
+
+def head(x: dict, name: str, key: str) -> np.ndarray:
+  """Returns a reference's logits or deltas; torchvision's background comes first."""
+  if 'torchvision' not in name:
+    return x[key]
+  return np.roll(x[key], -1, -1) if 'logits' in key else x[key][..., 4:]
+
+
+def test_inference(name):
+  loaded, x = load(name), two_stage.expected(name)
+  outputs, out = jax.jit(loaded.model.apply)(
+    loaded.variables, *two_stage.images_of(name)
+  )
+  for key in ('p2', 'p3', 'p4', 'p5', 'p6'):
+    for theirs in {f'map_{key}', f'map_{int(key[1]) - 2}'} & x.keys():
+      close(out[key], x[theirs], MAPS, theirs)
+  number = x['num_proposals']
+  assert out['proposal_valid'].sum(1).tolist() == number.tolist()
+  pixels(out['proposal_boxes'], x['proposal_boxes'], 'proposals', number)
+  for s in range(len(loaded.model.overlaps)):
+    for part in ('logits', 'deltas'):
+      if (key := f'box_{part}_{s}') in x:
+        close(out[key], head(x, name, key), VALUES, key, number)
+  number = x['num_detections']
+  assert out['complete'].all()
+  assert outputs['valid'].sum(1).tolist() == number.tolist()
+  pixels(out['pixel_boxes'], x['boxes'], 'boxes', number)
+  close(outputs['scores'], x['scores'], SCORES, 'scores', number)
+  first = int('torchvision' in name)
+  close(outputs['labels'] + first, x['classes'], 0, 'classes', number)
+  if loaded.model.masks:
+    close(outputs['masks'], x['mask_probs'], SCORES, 'masks')
+
+
+def test_training(name):
+  loaded, x = load(name), two_stage.expected(name)
+  model, fixed = loaded.model, {**loaded.variables}
+  params, targets = fixed.pop('params'), two_stage.training_of(name, model)
+  images, mask = two_stage.images_of(name)
+  options = dict(origin=ORIGINS[model.origin], nominal=model.anchor_sample)
+
+  @jax.jit
+  def compute(params, targets):
+    def loss(params):
+      (outputs, _), _ = model.apply(
+        {**fixed, 'params': params},
+        *(images, mask, targets),
+        train=True,
+        features=False,
+        rngs={'dropout': jax.random.key(0)},
+        mutable=['batch_stats'],
+      )
+      losses = rcnn.losses(outputs, targets, **options, **GOLDENS[name])
+      return losses['loss'], (losses, outputs)
+
+    return jax.grad(loss, has_aux=True)(params)
+
+  gradients, (losses, outputs) = compute(params, targets)
+  if 'rpn_labels' in x:
+    np.testing.assert_array_equal(outputs['rpn']['label'], x['rpn_labels'])
+  for s, stage in enumerate(outputs['stages']):
+    key = f'_{s}' if s or model.origin == 'mmdetection' else ''
+    if f'roi_boxes{key}' not in x:
+      continue
+    if model.origin == 'mmdetection':
+      stage = _in_order(stage, x[f'roi_boxes{key}'])
+    number = x.get(f'roi_num{key}', x.get('roi_num_sampled'))
+    assert stage['valid'].sum(1).tolist() == number.tolist()
+    pixels(stage['boxes'], x[f'roi_boxes{key}'], f'stage {s}', number)
+    if f'roi_classes{key}' in x:
+      close(stage['label'], x[f'roi_classes{key}'], 0, f'classes {s}', number)
+    for part in ('logits', 'deltas'):
+      if (key := f'train_box_{part}_{s}') in x:
+        close(stage[part], head(x, name, key), VALUES, key, number)
+  if 'mask_num' in x:
+    (rows,), number = outputs['masks'], x['mask_num']
+    pixels(rows['boxes'], x['mask_boxes'], 'boxes of masks', number)
+    close(rows['logits'], x['mask_train_logits'], VALUES, 'masks', number)
+    goal = rcnn.mask_targets(targets, rows, options['origin'])
+    close(goal, x['mask_targets'], 0, 'targets of masks', number)
+  # SCORES: losses have the tolerance of scores.
+  np.testing.assert_allclose(losses['loss'], x['loss_total'], rtol=SCORES)
+  _same_lengths(name, gradients, x)
+
+
+def _in_order(stage: dict, boxes: np.ndarray) -> dict:
+  """Returns rows in the order of the reference, which sorts a sample by place."""
+  distance = np.abs(np.asarray(stage['boxes'])[:, None] - boxes[:, :, None]).sum(-1)
+  order = distance.argmin(2)
+  assert (np.sort(order, 1) == np.arange(order.shape[1])).all()
+  rows = np.arange(len(order))[:, None]
+  return {key: np.asarray(x)[rows, order] for key, x in stage.items()}
+
+
+def _same_lengths(name, gradients, x):
+  """Compares lengths of gradients: a missing stop_gradient or factor shows here alone."""
+  arrays = load_file(two_stage.FOLDER / name / 'model.safetensors')
+  format, arrays, _ = formats.detect(arrays, {})
+  facts = format.facts(two_stage.config_of(name), '')
+  # Each array is filled with its number, which stands in all of ours that it becomes.
+  numbers = {key: np.full(a.shape, i) for i, (key, a) in enumerate(arrays.items())}
+  ours, unknown = rename.to_ours(numbers, format.rules(arrays, facts))
+  assert not unknown
+  squares = dict.fromkeys(range(len(arrays)), 0.0)
+  for key, gradient in trees.flatten(gradients).items():
+    squares[ours[key].flat[0]] += float(np.square(gradient, dtype=np.float64).sum())
+  names = list(arrays)
+  lengths = np.sqrt([squares[names.index(key)] for key in x['grad_names']])
+  np.testing.assert_allclose(lengths, x['grad_norms'], rtol=2e-3, atol=1e-5)
