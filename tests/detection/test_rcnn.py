@@ -5,6 +5,7 @@ other convolution algorithms and numbers of threads change them by up to 6e-5.
 """
 
 import functools
+import json
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from safetensors.numpy import load_file
 
 import vit_jax
 from tests.support import two_stage
-from vit_jax import trees
+from vit_jax import models, trees
 from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.detection.tasks import rcnn
 from vit_jax.weights import formats, rename
@@ -168,3 +169,53 @@ def _same_lengths(name, gradients, x):
   names = list(arrays)
   lengths = np.sqrt([squares[names.index(key)] for key in x['grad_names']])
   np.testing.assert_allclose(lengths, x['grad_norms'], rtol=2e-3, atol=1e-5)
+
+
+def _fpn(name, variant, **fields):
+  pyramid = {k: fields.pop(k) for k in ('norm',) if k in fields}
+  return dict(
+    name='fpn', backbone=dict(name=name, variant=variant, **fields), **pyramid
+  )
+
+
+LAYER = dict(rpn_convs=2, head='4conv1fc', head_norm='layer', mask_norm='layer')
+CASCADE = dict(overlaps=(0.5, 0.6, 0.7))
+AGNOSTIC = CASCADE | dict(class_agnostic=True)
+AUTHORS = CASCADE | dict(origin='mmdetection', head='4conv1fc', head_norm='batch')
+MVIT, SWIN = 'MViTv2/', 'Cascade Mask R-CNN Swin-'
+COUNTS = {
+  'Faster R-CNN R50-FPN': ('R50-FPN', dict(masks=False)),
+  'Mask R-CNN R101-FPN': ('R101-FPN', {}),
+  'Faster R-CNN R50-DC5': ('R50-DC5', dict(masks=False)),
+  'Cascade Mask R-CNN R50-FPN': ('R50-FPN', AGNOSTIC),
+  'ViTDet/mask_rcnn_vitdet_b_100ep': ('sfp:B', LAYER),
+  'ViTDet/cascade_mask_rcnn_vitdet_l_100ep': ('sfp:L', LAYER | AGNOSTIC),
+  'ViTDet/cascade_mask_rcnn_vitdet_h_75ep': ('sfp:H', LAYER | AGNOSTIC),
+  'ViTDet/cascade_mask_rcnn_swin_b_in21k_50ep': (
+    _fpn('swin', 'B', map_norms=True, norm='layer'),
+    LAYER | AGNOSTIC,
+  ),
+  f'{MVIT}mask_rcnn_mvitv2_t_3x': (_fpn('mvit', 'T', map_norms=True), {}),
+  f'{SWIN}T (mmdetection)': (_fpn('swin', 'T', map_norms=True), AUTHORS),
+  f'{SWIN}S (mmdetection)': (_fpn('swin', 'S', map_norms=True), AUTHORS),
+  f'{SWIN}B (mmdetection)': (_fpn('swin', 'B', map_norms=True), AUTHORS),
+  'Mask R-CNN Swin-T (mmdetection)': (
+    _fpn('swin', 'T', map_norms=True),
+    dict(origin='mmdetection'),
+  ),
+}
+
+
+@pytest.mark.parametrize('system', COUNTS)
+def test_published_systems_have_as_many_parameters(system):
+  backbone, fields = COUNTS[system]
+  named = (
+    dict(variant=backbone) if isinstance(backbone, str) else dict(backbone=backbone)
+  )
+  model = models.build('rcnn', **named, **fields)
+  # Tables of positions have the size that the publishers gave them.
+  side = 1024 if 'vitdet' in system else 224
+  shapes = models.shapes_of(model, (side, side, 3))['params']
+  number = sum(x.size for x in jax.tree.leaves(shapes))
+  counts = json.loads((two_stage.FOLDER / 'counts.json').read_text())
+  assert number == counts[system]['parameters']
