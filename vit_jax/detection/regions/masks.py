@@ -57,17 +57,25 @@ def paste(masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> np.nda
     left, top, right, bottom = box
     rows, y = _stretch(top, bottom, size[0], len(mask))
     columns, x = _stretch(left, right, size[1], len(mask))
-    canvas[rows, columns] = y @ mask.astype(np.float32) @ x.T >= 0.5
+    around = np.pad(mask.astype(np.float32), 1)
+    canvas[rows, columns] = _between(_between(around, y).T, x).T >= 0.5
   return result
 
 
 def _stretch(low, high, pixels, cells):
-  """Returns the pixels that a box touches, and the weights [pixels, cells] of its cells."""
+  """Returns the pixels that a box touches, and their places among cells with a margin."""
   # Half a cell beyond the box the nearest cell still has a weight, below one half.
   first, last = max(int(np.floor(low)), 0), min(int(np.ceil(high)), pixels)
   if not low < high or first >= last:
-    return slice(0, 0), np.zeros((0, cells), np.float32)
+    return slice(0, 0), np.zeros(0, np.float32)
   centres = np.arange(first, last, dtype=np.float32) + np.float32(0.5)
-  place = (centres - low) / (high - low) * cells - 0.5
-  hat = 1 - np.abs(place[:, None] - np.arange(cells, dtype=np.float32))
-  return slice(first, last), np.maximum(hat, 0).astype(np.float32)
+  place = (centres - low) / (high - low) * cells + 0.5
+  return slice(first, last), np.clip(place, 0, cells + 1).astype(np.float32)
+
+
+def _between(x, place):
+  """Returns rows of x [n, m] at places [p], linear between two rows: [p, m]."""
+  # Not as a product, whose threads would take longer to start than it takes.
+  row = np.minimum(place.astype(int), len(x) - 2)
+  part = (place - row)[:, None]
+  return (1 - part) * x[row] + part * x[row + 1]
