@@ -5,6 +5,7 @@
   vit_jax train --config=vitdet_digits:head=segment,weights=runs/vit
   vit_jax train --config=vitdet_digits:head=detr            # from scratch
   vit_jax train --config=vitdet_digits:head=segment
+  vit_jax train --config=vitdet_digits:head=rcnn
 
 The ViT names digits on images of 32 pixels, 4 x 4 tokens. The ViTDet sees canvases of 64
 pixels with 1 to 4 digits in windows of as many tokens; every second block attends to the
@@ -28,6 +29,7 @@ Smallest slices: v3:2x2 or v5e:2x2.
 """
 
 import ml_collections
+import rcnn_digits
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import choose
@@ -41,6 +43,7 @@ HEADS = {
   'classify': (1_000, 128, 2e-3, 'test'),
   'detr': (1_500, 32, 1e-3, 'test[:200]'),
   'segment': (1_500, 16, 3e-3, 'test[:200]'),
+  'rcnn': (600, 16, 2e-3, 'test[:200]'),
 }
 
 
@@ -93,6 +96,16 @@ def get_config(arg=None):
     c.model.levels = ('p2', 'p3', 'p4')
     c.task = dict(name='segment')
     evaluation = 'segmentation'
+  elif arg.head == 'rcnn':
+    data['source_options'] = dict(masks=True)
+    data['pp'] = 'value_range|pad_to(boxes=4, label=4, masks=4, extents=4)'
+    pyramid = dict(name='sfp', backbone=vitdet, channels=32, extra_level=False)
+    anchors = ((8,), (12,), (18,), (26,))
+    c.model = dict(
+      name='rcnn', backbone=pyramid, anchor_sizes=anchors, **rcnn_digits.HEADS
+    )
+    c.task = dict(name='rcnn')
+    evaluation = 'coco'
 
   c.data = dict(split=arg.train, batch_size=arg.batch or batch, **data)
   c.optim = dict(name='adamw', lr=arg.lr or lr, wd=1e-4, clip=1.0)
@@ -102,6 +115,8 @@ def get_config(arg=None):
     c.optim.layer_decay = 0.7  # the paper's for B
 
   c.evals = dict(test=dict(type=evaluation, every=arg.eval_every))
+  if arg.head == 'rcnn':
+    c.evals.test.masks = True
   c.evals.test.data = dict(split=arg.test or test, batch_size=40, **data)
   c.checkpoint = dict(every=arg.eval_every)
   c.log = dict(every=min(100, arg.eval_every))

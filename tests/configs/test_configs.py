@@ -42,12 +42,22 @@ def test_debug_runs_end_to_end(path, tmp_path, monkeypatch):
   assert str(status['step']) in runs.saved(workdir)
 
 
+RCNN = [
+  *('R50-FPN,times=1', 'R50-DC5,masks=False,times=9', 'swin:T', 'vitdet:B'),
+  *('vitdet:H,cascade=True', 'swin:L,lsj=True,cascade=True'),
+]
+
+
 @pytest.mark.parametrize(
-  'name', ['masked_patches', 'detr_coco', 'finetune', 'linear_seg']
+  'spec',
+  [
+    *('masked_patches', 'detr_coco', 'finetune', 'linear_seg', 'rcnn_digits'),
+    *(f'rcnn_coco.py:debug,variant={variant}' for variant in RCNN),
+  ],
 )
-def test_debug_starts(name, tmp_path, monkeypatch):
+def test_debug_starts(spec, tmp_path, monkeypatch):
   runs.on_one_device(monkeypatch)
-  c = config.load(f'configs/{name}.py:debug')
+  c = config.load(f'configs/{spec}' if ':' in spec else f'configs/{spec}.py:debug')
   runs.until_the_first_step(monkeypatch, c, tmp_path)
 
 
@@ -64,13 +74,16 @@ def test_the_recipe_itself_is_sound(path):
   model = models.build(**{'num_classes': 10, **c['model']})
   size = re.search(r'(?:crop|resize)\((\d+)', c['data']['pp'])
   # One block of each stage is traced, not forty.
-  body = models.backbone_of(model) or model
+  body = model
+  while models.backbone_of(body):
+    body = models.backbone_of(body)
   stages = {
     n: (1,) * len(getattr(body, n)) for n in ('depths', 'blocks') if hasattr(body, n)
   }
   model = models.changed(model, scan=True, **stages)
   side = int(size[1]) if size else 8
-  assert 'head' in models.shapes_of(model, (side, side, 3))['params']
+  params = models.shapes_of(model, (side, side, 3))['params']
+  assert {'head', 'box_head0'} & params.keys()
 
 
 @every_config

@@ -1,5 +1,6 @@
 """The losses of two-stage detectors: the references', and closed forms."""
 
+import functools
 import types
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import GOLDEN, naming
+from vit_jax import models, sharding
 from vit_jax.detection import boxes
 from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.detection.tasks import rcnn
@@ -139,3 +141,89 @@ def test_masks_are_cut_out_of_boxes():
   ours = rcnn.losses(outputs, targets | weights, origin=D2, nominal=4)
   each = np.log1p(np.exp([-1, -2, 1, -2]))  # outside, inside: of the two boxes
   close(ours['loss_mask'], each.mean())
+
+
+def test_losses_of_micro_batches_add_up():
+  """Exactly where samples are full; that of masks by the share of images, not of masks."""
+  rng = np.random.default_rng(0)
+  B, R, K = 4, 6, 3
+  corners = lambda *shape: np.cumsum(rng.uniform(1, 9, (*shape, 2, 2)), -2)
+  rows = lambda *shape: corners(*shape).reshape(*shape, 4)
+  stage = {'boxes': rows(B, R), 'target': rows(B, R), 'valid': np.ones((B, R), bool)}
+  stage |= {'label': rng.integers(0, K + 1, (B, R)), 'deltas': rows(B, R, K)}
+  stage['logits'] = rng.normal(size=(B, R, K + 1))
+  rpn = {'anchors': np.tile(rows(R), (B, 1, 1)), 'target': rows(B, R)}
+  rpn |= {'label': rng.integers(-1, 2, (B, R)), 'deltas': rows(B, R)}
+  rpn['logits'] = rng.normal(size=(B, R))
+  drawn = {'boxes': rows(B, R), 'valid': rng.random((B, R)) < 0.5}
+  drawn |= {'index': np.zeros((B, R), int), 'logits': rng.normal(size=(B, R, 4, 4))}
+  targets = {'masks': rng.random((B, 1, 8, 8)), 'extents': rows(B, 1)}
+  targets['weight'] = np.array([1, 1, 1, 0]) / 3
+  outputs = {'rpn': rpn, 'stages': [stage], 'masks': [drawn]}
+
+  @jax.jit
+  def losses(i):
+    part = jax.tree.map(lambda x: jnp.asarray(x)[i], (outputs, targets))
+    return rcnn.losses(*part, origin=D2, nominal=4)
+
+  whole = losses(np.arange(4))
+  a, b = losses(np.array([0, 2])), losses(np.array([1, 3]))
+  for name in whole.keys() - {'loss', 'loss_mask'}:
+    # Sums in another order.
+    np.testing.assert_allclose(a[name] + b[name], whole[name], rtol=1e-5, err_msg=name)
+  each = losses(np.array([0, 2]))['loss_mask'], losses(np.array([1]))['loss_mask']
+  np.testing.assert_allclose(each[1], b['loss_mask'], rtol=1e-5)
+  assert abs(sum(each) - whole['loss_mask']) < 0.1 * whole['loss_mask']
+
+
+# -- with a model -------------------------------------------------------------------------
+
+RESNET = dict(name='resnet', depths=(1, 1), widths=(16, 32), stem_width=8)
+SMALL = models.MODELS['rcnn'].tiny[0] | dict(
+  backbone=dict(name='fpn', channels=8, backbone=RESNET | dict(frozen_norm=True)),
+  box_sample=4,
+)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def measure(task, variables, batch):
+  batch = task.prepare(batch, jax.random.key(1))
+  loss = lambda params: task.loss(
+    variables | {'params': params}, batch, jax.random.key(2)
+  )
+  (_, (metrics, _)), grads = jax.value_and_grad(loss, has_aux=True)(variables['params'])
+  return metrics, grads
+
+
+def test_the_loss_is_that_of_the_whole_batch():
+  """On eight devices, and without the image that could not be read."""
+  rng = np.random.default_rng(0)
+  B, N = 8, 3
+  whole = batch(B, N)
+  whole['image'] = rng.normal(size=(B, 32, 32, 3)).astype(np.float32)
+  whole['image_mask'] = np.ones((B, 32, 32), np.float32)
+  whole['image_mask'][:4, :, 24:] = 0
+  whole['image_mask'][-1] = whole['image'][-1] = 0
+  whole['masks'] = rng.integers(0, 2, (B, N, 112, 112)).astype(np.uint8) * 255
+  task = rcnn.RCNN(models.build('rcnn', **SMALL), whole)
+  variables = jax.jit(lambda key: task.init(key, whole))(jax.random.key(0))
+  metrics, grads = measure(task, variables, whole)
+
+  mesh = sharding.make_mesh(4, 2)
+  with jax.set_mesh(mesh):
+    split = measure(task, variables, sharding.global_batch(whole, mesh))
+  # Sums in another order.
+  for a, b in zip(
+    jax.tree.leaves(split), jax.tree.leaves((metrics, grads)), strict=True
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+  # The last image does not count: keys of the others stay, as it is the last.
+  other = whole | {'boxes': whole['boxes'].copy(), 'label': whole['label'].copy()}
+  other['boxes'][-1], other['label'][-1] = whole['boxes'][0], 4
+  for a, b in zip(
+    jax.tree.leaves(measure(task, variables, other)),
+    jax.tree.leaves((metrics, grads)),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(a, b)

@@ -89,6 +89,15 @@ def test_optimizers_keep_the_recipe_s(tmp_path):
   }
 
 
+def test_pyramids_have_as_many_anchors_of_each_size(tmp_path):
+  cells = {name: c['model'] for name, c in plan(tmp_path, 'pyramid').items()}
+  levels = {name: len(model['anchor_sizes']) for name, model in cells.items()}
+  assert levels == {'none': 1, 'fpn_stages': 4, 'fpn_last': 4, 'simple': 4}
+  for name, model in cells.items():
+    assert sum(map(len, model['anchor_sizes'])) == 4
+    assert model['backbone']['pyramid'] == name
+
+
 def test_masked_pretrains_without_labels_and_tunes_with_few(tmp_path):
   cells = plan(tmp_path, 'masked')
   assert len(cells) == 9
@@ -123,6 +132,7 @@ STARTED = {
   'families': ('mixer', [*_SHORT, _FEW]),
   'data_size': ('resnet-3pct', [*_SHORT, _FEW]),
   'resolution': ('16px', [*_SHORT, _FEW]),
+  'pyramid': ('fpn_stages', [*_SHORT, _FEW]),
 }
 
 
@@ -136,4 +146,4 @@ def test_each_starts_on_its_own_data(name, tmp_path, capsys):
   assert (code, [x for x in error.splitlines() if 'warning' not in x]) == (0, [])
   (row,) = commands.results(tmp_path)
   assert row['steps'] == '2'
-  assert any(re.search(r'_\d+shot$|top1$', key) for key in row)
+  assert any(re.search(r'_\d+shot$|top1$|/mask_ap$', key) for key in row)

@@ -300,3 +300,16 @@ def resolution(config: dict) -> dict[str, dict]:
   tuned['weights']['source'] = RunOf('16px')
   tuned['evals'] = {'test': tuned['evals'].pop('val')}
   return {'16px': {'model.classifier': 'token'}, '32px': tuned}
+
+
+@_ablation(
+  "what a plain ViT's pyramid adds (ViTDet, arXiv 2203.16527, Table 1)",
+  'vitdet_digits:head=rcnn',
+  {'model.backbone.backbone.global_blocks': (0, 1, 2, 3)},  # four stages, for the FPN
+  beside=('ViT-B, COCO AP of boxes / masks, paper, Table 1', CELLS['pyramid']),
+)
+def pyramid(config: dict) -> dict[str, dict]:
+  """No pyramid, with the anchors of all levels on one map, and the paper's three."""
+  cells = {name: {'model.backbone.pyramid': name} for name in CELLS['pyramid']}
+  cells['none']['model.anchor_sizes'] = [sum(config['model']['anchor_sizes'], [])]
+  return cells
