@@ -190,3 +190,36 @@ def test_an_epoch_of_the_cifar_example_is_one_of_its_data(examples):
   assert means[epochs[9] - 2 : epochs[9]] == [epochs[9] - 1, epochs[9]]
   assert means[epochs[9]] == epochs[9]
   assert means[-2:] == [epochs[9], (epochs[9] + total) / 2]
+
+
+# Batch, rate, weight decay; steps before each drop and in all; parameters that do not decay,
+# of norms and of positions: detectron2's and the authors' configs.
+DETECTORS = {
+  'R50-FPN,times=1': (16, 0.02, 1e-3, (60_000, 80_000, 90_000), ''),
+  'R50-FPN': (16, 0.02, 1e-3, (210_000, 250_000, 270_000), ''),
+  'R101-DC5,times=9': (16, 0.02, 1e-3, (750_000, 790_000, 810_000), ''),
+  'swin:T': (16, 1e-4, 0.05, (197_910, 241_890, 263_880), 'backbone/norm relative'),
+  'swin:L,lsj=True': (64, 4e-5, 0.05, (81_944, 88_773, 92_187), 'norm relative'),
+  'vitdet:B': (64, 1e-4, 0.1, (163_889, 177_546, 184_375), 'norm pos_embedding'),
+  'vitdet:H': (64, 1e-4, 0.1, (122_916, 133_159, 138_281), ''),
+}
+
+
+@pytest.mark.parametrize('variant', DETECTORS)
+def test_detectors_are_trained_as_published(variant):
+  batch, lr, wd, (*drops, steps), still = DETECTORS[variant]
+  c = schema.check(config.load(f'rcnn_coco:variant={variant}'))
+  assert (c['data']['batch_size'], c['steps'], c['optim']['wd']) == (batch, steps, wd)
+  rate = optim.build(
+    **c['optim'], total_steps=steps, family=models.family(c['model']['name'])
+  ).rate
+  for i, step in enumerate(drops):
+    rates = rate(np.array([step - 5, step + 5]))
+    np.testing.assert_allclose(rates, lr * 0.1 ** np.array([i, i + 1]), rtol=1e-5)
+  small = config.load(f'rcnn_coco:debug,variant={variant}')
+  shapes = models.shapes_of(models.build(**small['model']), (64, 64, 3))
+  words = [word.split('/') for word in still.split()]
+  for name in trees.flatten(shapes['params']):
+    exempt = any(all(part in name.lower() for part in word) for word in words)
+    factor = trees.first_match(c['optim']['wd_rules'], name)
+    assert factor == (not exempt), name

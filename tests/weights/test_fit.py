@@ -276,6 +276,18 @@ def test_a_vit_starts_a_pyramid_and_a_backbone_what_is_built_on_it():
   assert 'unused: head/' in fpn.report
 
 
+def test_a_swin_starts_a_detector_s_with_a_norm_for_each_map():
+  own = vit_jax.load(path_of('swin_timm'))
+  fields = models.fields_of(own.model) | dict(name='swin', map_norms=True)
+  fields.pop('num_classes')
+  fpn = vit_jax.load(path_of('swin_timm'), model=dict(name='fpn', backbone=fields))
+  inside = fpn.variables['params']['backbone']
+  stem = own.variables['params']['stem']['embedding']['kernel']
+  np.testing.assert_array_equal(inside['stem']['embedding']['kernel'], stem)
+  assert (inside['stage1_norm']['scale'] == 1).all()
+  assert 'norm' not in inside
+
+
 def test_a_vit_with_registers_and_scales_starts_a_vitdet(tmp_path):
   fields = dict(patch_size=(8, 8), width=16, depth=2, mlp_dim=32, num_heads=2)
   fields |= dict(layer_scale=0.1)

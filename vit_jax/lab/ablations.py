@@ -4,6 +4,7 @@
 returns {name of a cell: {config key: value}} for that or any fitting config.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -311,5 +312,7 @@ def resolution(config: dict) -> dict[str, dict]:
 def pyramid(config: dict) -> dict[str, dict]:
   """No pyramid, with the anchors of all levels on one map, and the paper's three."""
   cells = {name: {'model.backbone.pyramid': name} for name in CELLS['pyramid']}
-  cells['none']['model.anchor_sizes'] = [sum(config['model']['anchor_sizes'], [])]
+  cells['none']['model.anchor_sizes'] = [
+    [*itertools.chain(*config['model']['anchor_sizes'])]
+  ]
   return cells

@@ -361,6 +361,8 @@ def started(source: Source, model, resize: str) -> tuple[Source, list[str], list
     return dataclasses.replace(source, family=name, flat=flat), new, notes
   if module := STARTS.get((source.family, name)):
     return importlib.import_module(module).start(source, model, resize)
+  if getattr(model, 'map_norms', False) and not source.fields.get('map_norms'):
+    return without(source, r'norm/.*'), [r'stage\d+_norm/.*'], []
   return source, [], []  # the same model, or one that will not fit
 
 
