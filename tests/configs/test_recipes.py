@@ -192,8 +192,8 @@ def test_an_epoch_of_the_cifar_example_is_one_of_its_data(examples):
   assert means[-2:] == [epochs[9], (epochs[9] + total) / 2]
 
 
-# Batch, rate, weight decay; steps before each drop and in all; parameters that do not decay,
-# of norms and of positions: detectron2's and the authors' configs.
+# Batch, rate, weight decay; steps before each drop and in all; words of the parameters that
+# do not decay: detectron2's and the authors' configs.
 DETECTORS = {
   'R50-FPN,times=1': (16, 0.02, 1e-3, (60_000, 80_000, 90_000), ''),
   'R50-FPN': (16, 0.02, 1e-3, (210_000, 250_000, 270_000), ''),

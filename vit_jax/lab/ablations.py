@@ -4,7 +4,6 @@
 returns {name of a cell: {config key: value}} for that or any fitting config.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -307,12 +306,11 @@ def resolution(config: dict) -> dict[str, dict]:
   "what a plain ViT's pyramid adds (ViTDet, arXiv 2203.16527, Table 1)",
   'vitdet_digits:head=rcnn',
   {'model.backbone.backbone.global_blocks': (0, 1, 2, 3)},  # four stages, for the FPN
-  beside=('ViT-B, COCO AP of boxes / masks, paper, Table 1', CELLS['pyramid']),
+  beside=(
+    'COCO AP, ViT-B, Table 1',
+    {k: ap for k, (ap, _) in CELLS['pyramid'].items()},
+  ),
 )
 def pyramid(config: dict) -> dict[str, dict]:
   """No pyramid, with the anchors of all levels on one map, and the paper's three."""
-  cells = {name: {'model.backbone.pyramid': name} for name in CELLS['pyramid']}
-  cells['none']['model.anchor_sizes'] = [
-    [*itertools.chain(*config['model']['anchor_sizes'])]
-  ]
-  return cells
+  return {name: cell for name, (_, cell) in CELLS['pyramid'].items()}

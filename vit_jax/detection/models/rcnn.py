@@ -117,7 +117,7 @@ class RCNN(nn.Module):
     strides = [images.shape[1] / x.shape[1] for x in maps]
     # The next power of 2, where a side of the image is not a multiple of the stride.
     strides = [2 ** round(math.log2(stride)) for stride in strides]
-    sizes = self._sizes(images, mask)
+    sizes = sizes_of(images, mask)
     every = self._anchors(images.shape[1:3], maps, strides)
     A = len(self.ratios) * len(self.anchor_sizes[0])
     logits, deltas = roi_heads.RPN(self.rpn_convs, A, self.dtype, name='rpn')(maps)
@@ -126,7 +126,7 @@ class RCNN(nn.Module):
     out |= {f'rpn_{key}': x for key, x in rpn.items()}
     out |= {f'proposal_{key}': x for key, x in proposals.items()}
     # The level that the pyramid adds is for proposals alone.
-    pooled = len(maps) - getattr(self.backbone, 'extra_level', False)
+    pooled = max(len(maps) - getattr(self.backbone, 'extra_level', False), 1)
     source = maps[:pooled], strides[:pooled]
     if targets is None:
       outputs, more = self._detect(source, sizes, proposals, train)
@@ -153,14 +153,6 @@ class RCNN(nn.Module):
         'for each map.'
       )
     return maps, dict(out)
-
-  def _sizes(self, images, mask) -> jax.Array:
-    """Returns float32 [B, 2], heights and widths of the images without their padding."""
-    if mask is None:
-      return jnp.broadcast_to(jnp.float32(images.shape[1:3]), (images.shape[0], 2))
-    shown = mask > 0
-    sides = shown.any(2).sum(1), shown.any(1).sum(1)
-    return jnp.stack(sides, 1).astype(jnp.float32)
 
   def _anchors(self, size, maps, strides) -> list[np.ndarray]:
     """Returns the anchors [h w A, 4] of each level."""
@@ -383,6 +375,15 @@ class RCNN(nn.Module):
 
     objects = {key: targets[key] for key in ('boxes', 'label', 'valid')}
     return jax.vmap(one)(rows, objects, priority)
+
+
+def sizes_of(images, mask) -> jax.Array:
+  """Returns float32 [B, 2], heights and widths of images without their padding, if any."""
+  if mask is None:
+    return jnp.tile(jnp.float32(images.shape[1:3]), (len(images), 1))
+  shown = mask > 0
+  sides = shown.any(2).sum(1), shown.any(1).sum(1)
+  return jnp.stack(sides, 1).astype(jnp.float32)
 
 
 def _joined(rows: dict, targets: dict, targets_first: bool) -> dict:

@@ -14,6 +14,7 @@ import optax
 from vit_jax import models
 from vit_jax.check import Factor
 from vit_jax.detection import boxes
+from vit_jax.detection.models.rcnn import sizes_of
 from vit_jax.detection.regions import coding, masks
 from vit_jax.detection.regions.origins import ORIGINS, Origin
 from vit_jax.detection.tasks.detect import arguments
@@ -88,7 +89,7 @@ class RCNN:
         [B, N, m, m] and 'extents' [B, N, 4], see `data.objects.of_masks`.
       rng: for the samples.
     """
-    size = sizes(batch)
+    size = sizes_of(batch['image'], batch.get('image_mask'))
     pixels = lambda x: boxes.swap_axes(x * jnp.tile(size, 2)[:, None])
     corners, weight = pixels(batch['boxes']), batch['weight']
     valid = (batch['boxes_mask'] > 0) & (weight > 0)[:, None]
@@ -127,16 +128,6 @@ class RCNN:
     """Returns the detections and every named feature of the model, in evaluation."""
     outputs, out = self.model.apply(variables, **arguments(batch), train=False)
     return {**out, **outputs}
-
-
-def sizes(batch: dict) -> jax.Array:
-  """Returns height and width, float32 [B, 2], of the images on their canvases."""
-  images = batch['image']
-  if 'image_mask' not in batch:
-    return jnp.tile(jnp.array(images.shape[1:3], jnp.float32), (len(images), 1))
-  mask = batch['image_mask'] > 0
-  sides = [mask.any(axis).sum(1) for axis in (2, 1)]
-  return jnp.stack(sides, -1).astype(jnp.float32)
 
 
 def losses(
@@ -227,7 +218,7 @@ def losses(
     each = offsets(box_loss, deltas, stage, positive, origin.box_beta, code)
     out['loss_class'] += factor * mean(classes, valid)
     out['loss_box'] += factor * box_weight * mean(each, valid)
-  if 'masks' in outputs:
+  if outputs.get('masks'):
     out['loss_mask'] = 0.0
     for factor, rows in zip(factors, outputs['masks'], strict=False):
       expected = mask_targets(targets, rows, origin)
