@@ -306,10 +306,7 @@ def resolution(config: dict) -> dict[str, dict]:
   "what a plain ViT's pyramid adds (ViTDet, arXiv 2203.16527, Table 1)",
   'vitdet_digits:head=rcnn',
   {'model.backbone.backbone.global_blocks': (0, 1, 2, 3)},  # four stages, for the FPN
-  beside=(
-    'COCO AP, ViT-B, Table 1',
-    {k: ap for k, (ap, _) in CELLS['pyramid'].items()},
-  ),
+  beside=('COCO AP, ViT-B, Table 1', {k: x for k, (x, _) in CELLS['pyramid'].items()}),
 )
 def pyramid(config: dict) -> dict[str, dict]:
   """No pyramid, with the anchors of all levels on one map, and the paper's three."""
