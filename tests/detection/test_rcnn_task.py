@@ -43,8 +43,13 @@ def head(rows=slice(None), images=1):
     'valid': jnp.ones(stage['label'].shape, bool),
   }
   anchors = jnp.tile(jnp.array([0.0, 0.0, 8.0, 8.0]), (6, 1))
-  rpn = dict(logits=jnp.zeros((1, 6)), deltas=jnp.zeros((1, 6, 4)), anchors=anchors)
-  rpn |= dict(label=jnp.array([[1, 0, 0, -1, -1, -1]]), target=anchors[None] + 2)
+  rpn = dict(logits=jnp.zeros((1, 6)), label=jnp.array([[1, 0, 0, -1, -1, -1]]))
+  rpn['positives'] = dict(
+    boxes=anchors[None, :2],
+    target=anchors[None, :2] + 2,
+    deltas=jnp.zeros((1, 2, 4)),
+    valid=jnp.array([[True, False]]),
+  )
   return {'rpn': rpn, 'stages': [stage]}, {'weight': jnp.full(images, 1 / images)}
 
 

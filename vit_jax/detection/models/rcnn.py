@@ -131,7 +131,8 @@ class RCNN(nn.Module):
     if targets is None:
       outputs, more = self._detect(source, sizes, proposals, train)
     else:
-      rpn |= self._label_anchors(np.concatenate(every), sizes, targets)
+      every = np.concatenate(every)
+      rpn |= self._label_anchors(every, rpn['deltas'], sizes, targets)
       outputs, more = self._train(source, sizes, proposals, targets)
       outputs['rpn'] = rpn
     return outputs, {**out, **more} if features else {}
@@ -183,12 +184,17 @@ class RCNN(nn.Module):
 
     return jax.vmap(one)(*jax.lax.stop_gradient((logits, deltas)), sizes)
 
-  def _label_anchors(self, every: np.ndarray, sizes, targets: dict) -> dict:
-    """Returns 'label' int [B, A], -1 for anchors outside of the sample, 'target', 'anchors'."""
+  def _label_anchors(self, every: np.ndarray, deltas, sizes, targets: dict) -> dict:
+    """Returns 'label' int [B, A], -1 for anchors outside of the sample, and 'positives'.
+
+    These are the anchors of the sample that shall find an object: 'boxes' and 'target'
+    [B, P, 4], 'valid' bool [B, P], and the offsets 'deltas' [B, P, 4]. A gather of the
+    targets of all anchors would take a TPU as long as RoIAlign.
+    """
     origin = ORIGINS[self.origin]
     priority = self._priority(targets, 'rpn_priority', 0, len(every))
 
-    def one(boxes, valid, size, priority):
+    def one(boxes, valid, size, priority, deltas):
       iou = overlaps.iou(boxes[:, None], every[None])
       inside = True
       if origin.inside_only:
@@ -196,11 +202,18 @@ class RCNN(nn.Module):
         iou = jnp.where(inside, iou, -1.0)
       index, label = assign.match(iou, valid, 0.3, 0.7, origin.low_quality)
       label = jnp.where(inside, label, -1)
-      label = assign.sampled_labels(priority, label, self.anchor_sample, 0.5)
-      return {'label': label, 'target': boxes[index]}
+      drawn = assign.sample(priority, label, self.anchor_sample, 0.5)
+      first = drawn.index[: max(self.anchor_sample // 2, 1)]  # positives come first
+      positives = {
+        'boxes': jnp.asarray(every)[first],
+        'target': boxes[index[first]],
+        'valid': drawn.positive[: len(first)],
+        'deltas': deltas[first],
+      }
+      return {'label': assign.sampled_labels(drawn, len(label)), 'positives': positives}
 
     args = targets['boxes'], targets['valid'], sizes, priority
-    return {**jax.vmap(one)(*args), 'anchors': every}
+    return jax.vmap(one)(*args, deltas)
 
   def _priority(self, targets: dict, name: str, stage: int, number: int) -> jax.Array:
     """Returns float32 [B, number], uniformly random, from each example's own key."""

@@ -89,11 +89,8 @@ def sample(priority: jax.Array, label: jax.Array, number: int, share: float) -> 
   return Sample(index, positive, row < p + n)
 
 
-def sampled_labels(
-  priority: jax.Array, label: jax.Array, number: int, share: float
-) -> jax.Array:
-  """Returns the labels int [M] of a sample, -1 for all that are not in it; see `sample`."""
-  drawn = sample(priority, label, number, share)
-  index = jnp.where(drawn.valid, drawn.index, len(label))
-  labels = jnp.full_like(label, -1)
-  return labels.at[index].set(drawn.positive.astype(label.dtype), mode='drop')
+def sampled_labels(drawn: Sample, count: int) -> jax.Array:
+  """Returns the labels int [count] of all candidates, -1 for those outside of a sample."""
+  index = jnp.where(drawn.valid, drawn.index, count)
+  labels = jnp.full(count, -1, jnp.int32)
+  return labels.at[index].set(drawn.positive.astype(jnp.int32), mode='drop')

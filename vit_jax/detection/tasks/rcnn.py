@@ -169,10 +169,14 @@ def losses(
   weight = targets['weight']
   total = lambda x: jnp.sum(jnp.where(weight > 0, weight * x, 0))  # [B] -> []
 
+  def mean_of(rows):
+    """Returns the mean number of rows, bool [B, R], of the images that count."""
+    number = total(rows.sum(1)) / jnp.maximum(weight.sum(), 1e-9)
+    return jnp.maximum(number, 1e-9)
+
   def mean(x, rows):
     """Returns the mean of x [B, R] over the rows, bool [B, R], of images that count."""
-    number = total(rows.sum(1)) / jnp.maximum(weight.sum(), 1e-9)
-    return total(jnp.where(rows, x, 0).sum(1)) / jnp.maximum(number, 1e-9)
+    return total(jnp.where(rows, x, 0).sum(1)) / mean_of(rows)
 
   def offsets(kind, deltas, rows, positive, beta, code):
     """Returns the losses [B, R] of the boxes of positive rows, and 0."""
@@ -188,21 +192,14 @@ def losses(
   label = rpn['label']
   logits = rpn['logits'].astype(jnp.float32)
   objects = optax.sigmoid_binary_cross_entropy(logits, label == 1)
+  rows, code, sampled = rpn['positives'], (1.0,) * 4, label >= 0
   anchors = offsets(
-    proposal_loss,
-    rpn['deltas'],
-    {'boxes': rpn['anchors'], 'target': rpn['target']},
-    label == 1,
-    origin.rpn_beta,
-    (1.0,) * 4,
+    proposal_loss, rows['deltas'], rows, rows['valid'], origin.rpn_beta, code
   )
-  if origin.nominal:
-    per_anchor = lambda x: total(jnp.where(label >= 0, x, 0).sum(1) / nominal)
-  else:
-    per_anchor = lambda x: mean(x, label >= 0)
+  number = nominal if origin.nominal else mean_of(sampled)
   out = {
-    'loss_object': per_anchor(objects),
-    'loss_proposal': proposal_weight * per_anchor(anchors),
+    'loss_object': total(jnp.where(sampled, objects, 0).sum(1)) / number,
+    'loss_proposal': proposal_weight * total(anchors.sum(1)) / number,
     'loss_class': 0.0,
     'loss_box': 0.0,
   }
