@@ -50,6 +50,16 @@ def keep(
   return kept[jnp.argsort(order)]
 
 
+def _best(scores: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the largest scores and their places, the first of equals first.
+
+  By a sort: `top_k` of 2,000 among 200,000 takes a TPU v5e 25 times as long.
+  """
+  places = jnp.arange(len(scores))
+  falling, index = jax.lax.sort((-scores, places), num_keys=1, is_stable=True)
+  return -falling[:number], index[:number]
+
+
 def proposals(
   logits: Sequence[jax.Array],
   deltas: Sequence[jax.Array],
@@ -75,7 +85,7 @@ def proposals(
   """
   levels = []
   for logit, delta, anchor in zip(logits, deltas, anchors, strict=True):
-    best, index = jax.lax.top_k(logit.astype(jnp.float32), min(before, len(logit)))
+    best, index = _best(logit.astype(jnp.float32), min(before, len(logit)))
     boxes = coding.decode(
       delta[index], jnp.asarray(anchor)[index], (1.0,) * 4, clamp_both
     )
