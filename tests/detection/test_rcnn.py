@@ -6,6 +6,9 @@ other convolution algorithms and numbers of threads change them by up to 6e-5.
 
 import functools
 import json
+import pickle
+import shutil
+import sys
 
 import jax
 import numpy as np
@@ -14,9 +17,10 @@ from safetensors.numpy import load_file
 
 import vit_jax
 from tests.support import two_stage
-from vit_jax import models, trees
+from vit_jax import models, trees, weights
 from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.detection.tasks import rcnn
+from vit_jax.errors import UserError
 from vit_jax.weights import formats, rename
 
 GOLDENS = {
@@ -124,13 +128,18 @@ def test_training(name):
     key = f'_{s}' if s or model.origin == 'mmdetection' else ''
     if f'roi_boxes{key}' not in x:
       continue
-    if model.origin == 'mmdetection':
-      stage = _in_order(stage, x[f'roi_boxes{key}'])
+    boxes, label = x[f'roi_boxes{key}'], stage['label']
+    if model.origin != 'detectron2':
+      stage = _in_order(stage, boxes)
+      label = stage['label']
+    if model.origin == 'torchvision':  # whose background is 0
+      label = (label + 1) % (model.num_classes + 1)
     number = x.get(f'roi_num{key}', x.get('roi_num_sampled'))
+    number = np.full(len(boxes), boxes.shape[1]) if number is None else number
     assert stage['valid'].sum(1).tolist() == number.tolist()
-    pixels(stage['boxes'], x[f'roi_boxes{key}'], f'stage {s}', number)
+    pixels(stage['boxes'], boxes, f'stage {s}', number)
     if f'roi_classes{key}' in x:
-      close(stage['label'], x[f'roi_classes{key}'], 0, f'classes {s}', number)
+      close(label, x[f'roi_classes{key}'], 0, f'classes {s}', number)
     for part in ('logits', 'deltas'):
       if (key := f'train_box_{part}_{s}') in x:
         close(stage[part], head(x, name, key), VALUES, key, number)
@@ -219,3 +228,47 @@ def test_published_systems_have_as_many_parameters(system):
   number = sum(x.size for x in jax.tree.leaves(shapes))
   counts = json.loads((two_stage.FOLDER / 'counts.json').read_text())
   assert number == counts[system]['parameters']
+
+
+class Evil:
+  def __reduce__(self):
+    return (open, ('/dev/null',))
+
+
+def test_pickles_of_detectron2(tmp_path, monkeypatch):
+  """As published: arrays of NumPy by name, below 'model', and the author's name."""
+  folder = two_stage.FOLDER / 'faster_rcnn_fpn_d2'
+  arrays = load_file(folder / 'model.safetensors')
+  file = tmp_path / 'model_final.pkl'
+  saved = {'model': arrays, '__author__': 'somebody', 'matching_heuristics': False}
+  file.write_bytes(pickle.dumps(saved, protocol=2))
+  shutil.copy(folder / 'config.json', tmp_path)
+  ours, expected = weights.read(file), weights.read(folder)
+  assert ours.fields == expected.fields
+  jax.tree.map(np.testing.assert_array_equal, ours.flat, expected.flat)
+  # Without a config it is one of the model zoo: BGR, strides in the first convolution.
+  (tmp_path / 'config.json').unlink()
+  ours = weights.read(file)
+  assert ours.fields['backbone']['backbone']['stride_first']
+  assert ours.pp.startswith('decode|detr_resize(800, 1333)|canvas(1344)|')
+  assert 'anchor_sizes' not in ours.fields
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  file.write_bytes(pickle.dumps({'model': {**arrays, 'evil': Evil()}}))
+  with pytest.raises(UserError, match=r'model_final\.pkl is a pickle'):
+    weights.read(file)
+
+
+@pytest.mark.parametrize('name', [name for name in GOLDENS if name.endswith('d2')])
+def test_files_of_detectron2_come_back(name, tmp_path):
+  source = weights.read(two_stage.FOLDER / name)
+  weights.write(source, tmp_path / 'out', 'detectron2')
+  arrays = load_file(tmp_path / 'out' / 'model.safetensors')
+  expected = load_file(two_stage.FOLDER / name / 'model.safetensors')
+  expected = {k: x for k, x in expected.items() if 'relative_position_index' not in k}
+  assert arrays.keys() == expected.keys()
+  for key, x in expected.items():
+    np.testing.assert_array_equal(arrays[key], x, err_msg=key)
+  again = weights.read(tmp_path / 'out')
+  model = lambda source: models.fields_of(models.build('rcnn', **source.fields))
+  assert model(again) == model(source)
+  assert (again.pp, again.image_size) == (source.pp, source.image_size)

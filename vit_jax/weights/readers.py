@@ -1,11 +1,13 @@
 """Files of weights to flat numpy arrays: .npz, safetensors, and PyTorch's by PyTorch.
 
 PyTorch's files are pickles. `torch.load(weights_only=True)` reads them without running
-their code, so torch must be installed; without it they are refused.
+their code, so torch must be installed; without it they are refused. detectron2's .pkl,
+pickles of NumPy's arrays, are read by an unpickler that makes nothing else.
 """
 
 import argparse
 import json
+import pickle
 import re
 import zipfile
 from collections.abc import Mapping
@@ -130,8 +132,51 @@ def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   return arrays, _parse(config, f"{path}: 'config' in its metadata") if config else {}
 
 
+class _OfNumPy(pickle.Unpickler):
+  """Makes arrays, numbers, texts and their containers, and calls nothing else."""
+
+  def find_class(self, module, name):
+    module = module.replace('numpy.core', 'numpy._core')  # before NumPy 2
+    if (module, name) in {
+      ('numpy', 'ndarray'),
+      ('numpy', 'dtype'),
+      ('numpy._core.multiarray', '_reconstruct'),
+      ('numpy._core.multiarray', 'scalar'),
+      ('_codecs', 'encode'),  # bytes in pickles of Python 2's protocol
+    }:
+      return super().find_class(module, name)
+    raise pickle.UnpicklingError(f'{module}.{name} is not of NumPy')
+
+
+def _pickled(path: Path) -> dict[str, np.ndarray] | None:
+  """Returns the arrays of a pickle of NumPy's arrays by name; None for another pickle."""
+  try:
+    with path.open('rb') as file:
+      saved = _OfNumPy(file, encoding='latin1').load()
+  except OSError as error:
+    raise UserError(f'{path}: {error.strerror}.') from None
+  except Exception:  # whatever a damaged file asks for; torch.load says what is wrong
+    return None
+  saved = _unwrapped(saved)
+  if not isinstance(saved, Mapping):
+    return None
+  arrays = {str(k): x for k, x in saved.items() if isinstance(x, np.ndarray)}
+  return arrays or None
+
+
+def _unwrapped(saved):
+  """Returns the mapping of names to arrays within what training code has saved."""
+  inside = lambda x: (x[k] for k in _WRAPPERS if isinstance(x.get(k), Mapping))
+  while isinstance(saved, Mapping) and (inner := next(inside(saved), None)) is not None:
+    saved = inner
+  return saved
+
+
 def _torch(path: Path) -> dict[str, np.ndarray]:
-  """Returns the arrays of a file by `torch.save`, without what training keeps beside them."""
+  """Returns the arrays of a pickle, without what training keeps beside them."""
+  zipped = zipfile.is_zipfile(path)
+  if not zipped and (arrays := _pickled(path)) is not None:
+    return arrays
   try:
     import torch
   except ImportError:
@@ -139,7 +184,6 @@ def _torch(path: Path) -> dict[str, np.ndarray]:
       f'{path} is a pickle, which only PyTorch reads safely: pip install torch, or use '
       'safetensors.'
     ) from None
-  zipped = zipfile.is_zipfile(path)
   if zipped:
     with _reading(path), zipfile.ZipFile(path) as archive:
       names = archive.namelist()
@@ -158,9 +202,7 @@ def _torch(path: Path) -> dict[str, np.ndarray]:
     raise UserError(
       f'{path}: torch.load refuses this pickle ({why}): use safetensors.'
     ) from None
-  inside = lambda x: (x[k] for k in _WRAPPERS if isinstance(x.get(k), Mapping))
-  while isinstance(saved, Mapping) and (inner := next(inside(saved), None)) is not None:
-    saved = inner
+  saved = _unwrapped(saved)
   if not isinstance(saved, Mapping):
     raise UserError(f'{path} holds {type(saved).__name__}, expected arrays by name.')
   tensors = {str(k): x for k, x in saved.items() if isinstance(x, torch.Tensor)}

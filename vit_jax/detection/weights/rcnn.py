@@ -35,6 +35,8 @@ _flat = _both(
   lambda x: x.reshape(len(x), -1, _BINS**2).swapaxes(1, 2).reshape(len(x), -1).T,
   lambda x: x.T.reshape(x.shape[1], _BINS**2, -1).swapaxes(1, 2).reshape(x.shape[::-1]),
 )
+# The last layer of masks, a convolution of 1x1.
+_mask = _both(lambda x: x.reshape(x.shape[:2]).T, lambda x: x.T[:, :, None, None])
 
 
 def _without(rows: int, transform: t.Transform) -> t.Transform:
@@ -133,7 +135,7 @@ def _detectron2(backbone: Callable) -> Callable:
       heads,
       _convs(f'{mask}.mask_fcn{{i+1}}', f'{mask}.mask_fcn{{i+1}}.norm', 'mask_head0'),
       layers.dense(f'{mask}.deconv', 'mask_head0/deconv', t.deconv),
-      layers.dense(f'{mask}.predictor', 'mask_head0', t.pointwise),
+      layers.dense(f'{mask}.predictor', 'mask_head0', _mask),
     )
 
   return rules
@@ -156,6 +158,18 @@ def _d2_vitdet(arrays, facts) -> Table:
   if 'net.pos_embed' in theirs:
     return fpn.sfp_rules(theirs, facts)
   return fpn.sfp(2, facts.fields['backbone']['backbone']['num_heads'])
+
+
+def _d2_swin(arrays, facts) -> Table:
+  return _fpn(_swin(arrays, 'bottom_up.'))
+
+
+def _written(flat, fields) -> Table:
+  """Returns detectron2's rules of a model, by its backbone."""
+  bodies = {'resnet': _d2_resnet, 'vitdet': _d2_vitdet, 'swin': _d2_swin}
+  body = fields['backbone'].get('backbone', fields['backbone'])
+  configs.need(body, 'detectron2', name=tuple(bodies))
+  return _detectron2(bodies[body['name']])(flat, configs.Facts(fields))
 
 
 def _torchvision(arrays, facts) -> Table:
@@ -188,7 +202,7 @@ def _torchvision(arrays, facts) -> Table:
     layers.dense(
       f'{mask}predictor.mask_fcn_logits',
       'mask_head0',
-      _without(1, t.pointwise),
+      _without(1, _mask),
       _without(1, t.same),
     ),
   )
@@ -223,7 +237,7 @@ def _mmdetection(arrays, facts) -> Table:
       layers.dense(f'{box}.fc_reg', f'box_head{i}/deltas'),
       layers.conv(f'{mask}.convs.{{i}}.conv', f'mask_head{i}/convs/conv{{i}}'),
       layers.dense(f'{mask}.upsample', f'mask_head{i}/deconv', t.deconv),
-      layers.dense(f'{mask}.conv_logits', f'mask_head{i}', t.pointwise),
+      layers.dense(f'{mask}.conv_logits', f'mask_head{i}', _mask),
     ]
   return table(
     below(_swin(arrays, ''), 'backbone.', 'backbone/backbone/'),
@@ -342,6 +356,7 @@ def _format(marker: str, backbone: Callable, facts) -> Format:
     _infer,
     facts,
     config=_config,
+    write_rules=_written,
   )
 
 
@@ -357,7 +372,7 @@ FORMATS = (
   ),
   _format(
     r'backbone\.bottom_up\.layers\.0\.blocks\.0\.attn\.qkv\.weight',
-    lambda arrays, facts: _fpn(_swin(arrays, 'bottom_up.')),
+    _d2_swin,
     _facts(_USUAL, 1024, 1024, 1024),
   ),
   Format(
