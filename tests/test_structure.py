@@ -29,23 +29,23 @@ MODULES = sorted(
 # has for it.
 BUDGET = {
   'models': (2_920, 2_000),
-  'nn': (1_680, 1_450),
+  'nn': (1_700, 1_450),
   'kernels': (1_320, 1_300),
   ('optim', 'tasks', 'tune'): (1_780, 1_900),
   'data': (5_520, 5_000),
-  'weights': (6_220, 3_900),
+  'weights': (6_280, 3_900),
   'text': (240, 180),
   'evaluators': (1_720, 1_400),
   'checkpoint': (780, 800),
   'train': (2_700, 2_000),
   'explain': (980, 900),
   'tools': (4_940, 3_800),
-  'detection': (6_700, 3_300),
+  'detection': (6_740, 3_300),
   'lab': (2_900, 2_900),
   'modules': (2_420, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
-TOTAL = (42_700, 32_000)
-ELSEWHERE = {'configs': (2_100, 1_700), 'tests': (32_000, 22_000)}
+TOTAL = (42_820, 32_000)
+ELSEWHERE = {'configs': (2_080, 1_700), 'tests': (32_060, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.

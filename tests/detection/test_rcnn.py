@@ -33,6 +33,7 @@ GOLDENS = {
   'mask_rcnn_vitdet_d2': {},
   'cascade_mask_rcnn_vitdet_d2': {},
   'cascade_mask_rcnn_swin_d2': {},
+  'mask_rcnn_mvitv2_d2': {},
   'mask_rcnn_torchvision': {},
   'cascade_mask_rcnn_swin_mmdet': dict(box_loss='giou', box_weight=10.0),
 }

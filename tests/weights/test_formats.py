@@ -333,7 +333,7 @@ CHANGES = {
     {},
     dict(num_classes=[None], width=[32], num_heads=[2], depths=[(1,)], expand=['mlp'])
     | dict(kv_stride=[2], mlp_ratio=[2.7], classifier=['token'], class_residual=[True])
-    | dict(map_norms=[True]),
+    | dict(map_norms=[True], window=[4]),
   ),
   'vitdet': (
     dict(num_classes=None),

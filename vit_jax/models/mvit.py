@@ -48,6 +48,7 @@ class Step:
     key_stride: stride of the pooling of keys and values.
     num_heads: heads of attention.
     attention, width: channels of attention, and of the block's output.
+    window: side of attention's windows of the block's input; 0: none.
   """
 
   grid: tuple[int, int]
@@ -56,6 +57,7 @@ class Step:
   num_heads: int
   attention: int
   width: int
+  window: int = 0
 
 
 class Block(nn.Module):
@@ -93,7 +95,7 @@ class Block(nn.Module):
       kernel_init=_INIT,
       name='attention',
     )
-    x = x + drop(attention(y, step.grid))
+    x = x + drop(attention(y, step.grid, step.window))
     y = LayerNorm(self.dtype, name='norm2')(x)
     mlp = MlpBlock(
       int(step.attention * self.mlp_ratio),
@@ -141,6 +143,11 @@ class MViT(Classifier):
   # timm it is, in the authors' code it is not.
   class_residual: bool = False
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
+  # Side of attention's windows in the first stage, and half of it in each further one: 56 in
+  # detectors. The first block of a stage has the windows of the stage before; the last
+  # blocks of all but the first stage have none, and twice the stride of keys and values
+  # but in the last stage (detectron2).
+  window: int | None = None
   # A norm on the map of each stage, and none behind the last: for detectors.
   map_norms: bool = False
 
@@ -162,6 +169,8 @@ class MViT(Classifier):
         f'num_heads={self.num_heads} does not divide the width {self.width}: each head '
         'has width / num_heads channels.'
       )
+    if self.window and self.classifier == 'token':
+      raise UserError("window is for maps alone: take classifier='gap'.")
     if self.class_residual and self.classifier != 'token':
       raise UserError(
         f"class_residual=True is for classifier='token', not {self.classifier!r}: leave it out."
@@ -206,6 +215,15 @@ class MViT(Classifier):
     grid = pooling.grid_of(grid, first.stride)
     after = dataclasses.replace(first, grid=grid, stride=1)
     steps = [first] + [after] * (depth - 1)
+    if self.window:
+      sides = [self.window >> max(s - 1, 0)] + [self.window >> s] * (depth - 1)
+      if s:
+        sides[-1] = 0
+      steps = [
+        dataclasses.replace(x, window=n) for x, n in zip(steps, sides, strict=True)
+      ]
+      if 0 < s < len(self.depths) - 1:
+        steps[-1] = dataclasses.replace(steps[-1], key_stride=2 * key_stride)
     if self.expand == 'mlp' and s + 1 < len(self.depths):
       steps[-1] = dataclasses.replace(steps[-1], width=2 * width)
     return steps

@@ -11,6 +11,7 @@ from vit_jax.kernels import ATTENDED
 from vit_jax.kernels.depthwise import depthwise
 from vit_jax.nn.layers import Dense, LayerNorm, attend_in
 from vit_jax.nn.map_positions import DecomposedPositions
+from vit_jax.nn.windows import Windows
 
 Pair = tuple[int, int]
 # PyTorch's initial values of convolutions.
@@ -67,8 +68,13 @@ class PoolingAttention(nn.Module):
   kernel_init: Callable
 
   @nn.compact
-  def __call__(self, x, grid: Pair):
-    """Maps [B, N, D], the last h w of them a map (h, w), to [B, n, width]."""
+  def __call__(self, x, grid: Pair, window: int = 0):
+    """Maps [B, N, D], the last h w of them a map (h, w), to [B, n, width].
+
+    Args:
+      window: side of the windows of the map within which tokens attend, cut after pooling
+        and padded with zeros; there are no tokens before the map then. 0: none.
+    """
     heads = (self.num_heads, self.width // self.num_heads)
     dense = functools.partial(
       Dense, self.width, kernel_init=self.kernel_init, dtype=self.dtype
@@ -84,9 +90,20 @@ class PoolingAttention(nn.Module):
     query = pooled('query', self.stride)
     key, value = (pooled(name, self.key_stride) for name in ('key', 'value'))
     grids = grid_of(grid, self.stride), grid_of(grid, self.key_stride)
+    whole, kinds = query, []
+    if window:
+      sides = ((window // n,) * 2 for n in (self.stride, self.key_stride))
+      kinds = [Windows(map, side) for map, side in zip(grids, sides, strict=True)]
+      cut = lambda y, kind: kind.cut(y.reshape(len(y), *kind.map, -1)).reshape(
+        -1, kind.window[0] * kind.window[1], *heads
+      )
+      query, key, value = cut(query, kinds[0]), cut(key, kinds[1]), cut(value, kinds[1])
     positions = DecomposedPositions(name='relative_positions')
-    query, key, bias = positions(query, key, *grids)
+    query, key, bias = positions(query, key, *([k.window for k in kinds] or grids))
     y = attend_in(self, query, key, value, bias)
+    if kinds:
+      y = kinds[0].join(y.reshape(*y.shape[:2], self.width)).reshape(whole.shape)
+      query = whole
     others = query.shape[1] - grids[0][0] * grids[0][1]
     if others and not self.class_residual:
       zeros = jnp.zeros_like(query[:, :others])

@@ -15,7 +15,7 @@ from vit_jax.detection.weights import fpn
 from vit_jax.detection.weights.fpn import backbone_of
 from vit_jax.weights import configs, layers, pipelines
 from vit_jax.weights import transforms as t
-from vit_jax.weights.families import resnet, swin
+from vit_jax.weights.families import mvit, resnet, swin
 from vit_jax.weights.formats import TRAINING, Format
 from vit_jax.weights.rename import Rule, Table, below, table
 
@@ -164,9 +164,18 @@ def _d2_swin(arrays, facts) -> Table:
   return _fpn(_swin(arrays, 'bottom_up.'))
 
 
+def _d2_mvit(arrays, facts) -> Table:
+  heads = mvit.heads_of(arrays, 'backbone.bottom_up.blocks.{}.attn')
+  if not heads:
+    heads = mvit.heads_of_blocks(facts.fields['backbone']['backbone'])
+  norms = [layers.norm(f'scale{s + 2}_norm', f'stage{s + 1}_norm') for s in range(4)]
+  return _fpn(below(table(mvit.authors(heads), norms), 'bottom_up.'))
+
+
 def _written(flat, fields) -> Table:
   """Returns detectron2's rules of a model, by its backbone."""
   bodies = {'resnet': _d2_resnet, 'vitdet': _d2_vitdet, 'swin': _d2_swin}
+  bodies['mvit'] = _d2_mvit
   body = fields['backbone'].get('backbone', fields['backbone'])
   configs.need(body, 'detectron2', name=tuple(bodies))
   return _detectron2(bodies[body['name']])(flat, configs.Facts(fields))
@@ -291,6 +300,8 @@ def _backbone(flat: dict[str, np.ndarray]) -> dict:
   if 'stem/norm/scale' in inside and 'stem/embedding/kernel' in inside:
     body = {'name': 'swin', **swin.infer(inside), 'map_norms': True}
     body['borders'] = 'pad_always'
+  elif 'stage1_norm/scale' in inside:
+    body = {'name': 'mvit', **mvit.infer(inside), 'map_norms': True}
   else:
     body = {'name': 'resnet', **resnet.infer(inside), 'frozen_norm': True}
   pyramid = fpn.infer(flat) | dict(stride=4, in_channels=())
@@ -374,6 +385,11 @@ FORMATS = (
     r'backbone\.bottom_up\.layers\.0\.blocks\.0\.attn\.qkv\.weight',
     _d2_swin,
     _facts(_USUAL, 1024, 1024, 1024),
+  ),
+  _format(
+    r'backbone\.bottom_up\.blocks\.0\.attn\.pool_q\.weight',
+    _d2_mvit,
+    _facts(_USUAL, 1024, 1024, 1024, backbone={'backbone': {'window': 56}}),
   ),
   Format(
     'torchvision',

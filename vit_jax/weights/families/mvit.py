@@ -56,7 +56,7 @@ def authors(heads: list[int]) -> Table:
   return table(around('head.projection'), *blocks)
 
 
-def _heads(arrays, attention: str) -> list[int]:
+def heads_of(arrays, attention: str) -> list[int]:
   """Returns the numbers of heads: all channels over those of one, which tables have."""
   heads = []
   while (key := attention.format(len(heads))) + '.rel_pos_h' in arrays:
@@ -68,20 +68,25 @@ def _heads(arrays, attention: str) -> list[int]:
 def _timm_rules(arrays, facts) -> Table:
   names = (f'shortcut_proj_{part}' for part in ('mlp', 'attn'))
   shortcut = next((n for n in names if any(f'.{n}.' in x for x in arrays)), 'none')
-  return timm(_heads(arrays, 'stages.{}.blocks.0.attn'), shortcut)
+  return timm(heads_of(arrays, 'stages.{}.blocks.0.attn'), shortcut)
 
 
 def _write_timm(flat, fields) -> Table:
   shortcut = {'attention': 'shortcut_proj_attn', 'mlp': 'shortcut_proj_mlp'}
-  return timm(_doubling(fields), shortcut[fields['expand']])
+  return timm(doubling(fields), shortcut[fields['expand']])
+
+
+def heads_of_blocks(fields: dict) -> list[int]:
+  """Returns the number of heads of each block."""
+  pairs = zip(doubling(fields), fields['depths'], strict=True)
+  return [n for n, depth in pairs for _ in range(depth)]
 
 
 def _write_authors(flat, fields) -> Table:
-  pairs = zip(_doubling(fields), fields['depths'], strict=True)
-  return authors([n for n, depth in pairs for _ in range(depth)])
+  return authors(heads_of_blocks(fields))
 
 
-def _doubling(fields: dict) -> list[int]:
+def doubling(fields: dict) -> list[int]:
   """Returns the number of heads of each stage."""
   return [fields['num_heads'] << s for s in range(len(fields['depths']))]
 
@@ -152,6 +157,7 @@ def _timm_fields(args: dict, name: str) -> dict:
 
 def _check(fields: dict, image_size: tuple[int, int], format: str, residual: bool):
   """Raises ValueError for what timm, or the authors' code, would compute otherwise."""
+  configs.need(fields, format, map_norms=(False,), window=(None,))
   if fields['classifier'] == 'token':
     configs.need(fields, format, class_residual=(residual,))
   pixels = 4 << len(fields['depths']) - 1
@@ -203,7 +209,7 @@ FORMATS = (
   _format(
     'authors',
     marker=r'blocks\.0\.attn\.pool_q\.weight',
-    rules=lambda arrays, facts: authors(_heads(arrays, 'blocks.{}.attn')),
+    rules=lambda arrays, facts: authors(heads_of(arrays, 'blocks.{}.attn')),
     facts=configs.google(),
     config=_authors_config,
     write_rules=_write_authors,
