@@ -326,7 +326,7 @@ CHANGES = {
     dict(depths=(1, 1, 1, 1), widths=(32, 32, 32, 32), stem_width=64),
     dict(num_classes=[None], depths=[(1, 1, 2, 1)], widths=[(32, 32, 64, 32)])
     | dict(stem_width=[16], output_stride=[16, 64], deep_stem=[(32, 32), (8, 32)])
-    | dict(block=['basic'], narrow=[(8, 16)], avg_down=[True])
+    | dict(block=['basic'], narrow=[(16, 16, 16, 16)], avg_down=[True])
     | dict(stride_first=[True], dilate_first=[True]),
   ),
   'mvit': (
