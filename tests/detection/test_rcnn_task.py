@@ -157,8 +157,9 @@ def test_losses_of_micro_batches_add_up():
   stage = {'boxes': rows(B, R), 'target': rows(B, R), 'valid': np.ones((B, R), bool)}
   stage |= {'label': rng.integers(0, K + 1, (B, R)), 'deltas': rows(B, R, K)}
   stage['logits'] = rng.normal(size=(B, R, K + 1))
-  rpn = {'anchors': np.tile(rows(R), (B, 1, 1)), 'target': rows(B, R)}
-  rpn |= {'label': rng.integers(-1, 2, (B, R)), 'deltas': rows(B, R)}
+  positives = {key: rows(B, R) for key in ('boxes', 'target', 'deltas')}
+  positives['valid'] = rng.random((B, R)) < 0.5
+  rpn = {'label': rng.integers(-1, 2, (B, R)), 'positives': positives}
   rpn['logits'] = rng.normal(size=(B, R))
   drawn = {'boxes': rows(B, R), 'valid': rng.random((B, R)) < 0.5}
   drawn |= {'index': np.zeros((B, R), int), 'logits': rng.normal(size=(B, R, 4, 4))}
