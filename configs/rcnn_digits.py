@@ -6,9 +6,9 @@
 1 to 4 real digits on canvases of 64 pixels, 10,000 of them, each about once. Half of the
 steps suffice for an AP50 of 96 %.
 
-Hardware: any; 290 CPU seconds. Expect an AP50 of 98 to 99 % on 200 canvases of other digits
-(seeds 0 and 1: boxes AP50 99.0 and 98.5, AP 77.6 and 77.6; masks AP50 99.0 and 98.5, AP 76.0
-and 74.5; untrained 0).
+Hardware: any; 280 CPU seconds. Expect an AP50 of 98 to 99 % on 200 canvases of other digits
+(seeds 0, 1 and 2: AP50 99.0, 98.5 and 98.9, of boxes as of masks; AP of boxes 77.6, 77.6 and
+78.3, of masks 76.0, 74.5 and 76.7).
 Smallest slices: v3:2x2 or v5e:2x2.
 """
 
