@@ -18,9 +18,11 @@ from safetensors.numpy import load_file
 import vit_jax
 from tests.support import two_stage
 from vit_jax import models, trees, weights
+from vit_jax.detection.models import roi_heads
 from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.detection.tasks import rcnn
 from vit_jax.errors import UserError
+from vit_jax.train import flops
 from vit_jax.weights import formats, rename
 
 GOLDENS = {
@@ -273,3 +275,62 @@ def test_files_of_detectron2_come_back(name, tmp_path):
   model = lambda source: models.fields_of(models.build('rcnn', **source.fields))
   assert model(again) == model(source)
   assert (again.pp, again.image_size) == (source.pp, source.image_size)
+
+
+# Of `counts.json`, and of the Swin paper's table at 800 x 1280 as measured on the authors'
+# config, where attention's products count, too: 1e9 multiply-adds.
+COSTS = {
+  'Faster R-CNN R50-FPN': ((800, 1088), dict(backbone=116.19, rpn=43.02, box=14.3)),
+  'Faster R-CNN R50-DC5': ((800, 1088), dict(backbone=104.99, rpn=128.87, box=104.22)),
+  'ViTDet/cascade_mask_rcnn_vitdet_l_100ep': (
+    (1024, 1024),
+    dict(backbone=1574.24, rpn=103.31, box=385.61, mask=52.99),
+  ),
+  f'{SWIN}T (mmdetection)': (
+    (800, 1280),
+    dict(backbone=148.65, rpn=50.62, box=386.58, mask=158.96),
+  ),
+}
+
+
+@pytest.mark.parametrize('system', COSTS)
+def test_published_systems_cost_as_much(system):
+  """Multiply-adds of the parts for 1,000 proposals and 100 masks."""
+  backbone, fields = COUNTS[system]
+  named = (
+    dict(variant=backbone) if isinstance(backbone, str) else dict(backbone=backbone)
+  )
+  model = models.build('rcnn', **named, **fields)
+  (height, width), expected = COSTS[system]
+  images = jax.ShapeDtypeStruct((1, height, width, 3), np.float32)
+
+  def costs(part, *args, **options):
+    init = functools.partial(part.init, **options)
+    variables = jax.eval_shape(init, jax.random.key(0), *args)
+    return flops.count(functools.partial(part.apply, **options), variables, *args) / 2e9
+
+  # detectron2's ResNets have their strides first, and are cheaper than torchvision's.
+  body = models.changed(model.backbone, stride_first=True)
+  variables = jax.eval_shape(body.init, jax.random.key(0), images)
+  outputs, out = jax.eval_shape(body.apply, variables, images)
+  maps = [*outputs.values()] if isinstance(outputs, dict) else [out['stage4']]
+  ours = dict(
+    backbone=flops.count(lambda v, x: body.apply(v, x)[1], variables, images) / 2e9
+  )
+  number = len(model.ratios) * len(model.anchor_sizes[0])
+  ours['rpn'] = costs(roi_heads.RPN(model.rpn_convs, number, np.float32), maps)
+  features = lambda n, side: jax.ShapeDtypeStruct(
+    (1, n, side, side, maps[-1].shape[-1]), np.float32
+  )
+  K, stages = model.num_classes, len(model.overlaps)
+  widths = model.head_norm, model.conv_width, model.fc_width, K, model.class_agnostic
+  box = roi_heads.BoxHead(model.head, *widths, np.float32)
+  ours['box'] = stages * costs(box, features(1000, 7), train=False)
+  if model.masks:
+    mask = roi_heads.MaskHead(model.mask_norm, model.conv_width, K, np.float32)
+    args = features(100, 14), jax.ShapeDtypeStruct((1, 100), np.int32)
+    cost = costs(mask, *args, train=False)
+    # Theirs computes all K masks of a box.
+    cost += 100 * 28 * 28 * model.conv_width * (K - 1) / 1e9
+    ours['mask'] = cost * (stages if model.origin == 'mmdetection' else 1)
+  assert ours == pytest.approx(expected, rel=1e-3)
