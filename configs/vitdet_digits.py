@@ -10,7 +10,8 @@
 The ViT names digits on images of 32 pixels, 4 x 4 tokens. The ViTDet sees canvases of 64
 pixels with 1 to 4 digits in windows of as many tokens; every second block attends to the
 whole canvas. head=detr puts a small DETR on its last map; head=segment a simple pyramid and
-the head of semantic FPN, which names the digit, or the background, at every pixel. From a ViT,
+the head of semantic FPN, which names the digit, or the background, at every pixel; head=rcnn
+a simple pyramid and Mask R-CNN (its numbers: `vit_jax sweep --ablation pyramid`). From a ViT,
 rates decay by layers by 0.7, as the paper has it for B; from scratch they do not.
 
 Hardware: any; CPU seconds and results on 200 canvases of other digits (seed 0):
