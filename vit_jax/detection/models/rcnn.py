@@ -393,7 +393,8 @@ class RCNN(nn.Module):
 def sizes_of(images, mask) -> jax.Array:
   """Returns float32 [B, 2], heights and widths of images without their padding, if any."""
   if mask is None:
-    return jnp.tile(jnp.float32(images.shape[1:3]), (len(images), 1))
+    size = jnp.array(images.shape[1:3], jnp.float32)
+    return jnp.broadcast_to(size, (images.shape[0], 2))
   shown = mask > 0
   sides = shown.any(2).sum(1), shown.any(1).sum(1)
   return jnp.stack(sides, 1).astype(jnp.float32)

@@ -52,7 +52,7 @@ def roi_align(
   if levels is None:
     levels = jnp.zeros(boxes.shape[:2], jnp.int32)
   options = dict(strides=tuple(strides), size=size, samples=samples, aligned=aligned)
-  if maps[0].dtype == jnp.bfloat16 and tpus(len(boxes)) is not None:
+  if maps[0].dtype == jnp.bfloat16 and tpus(boxes.shape[0]) is not None:
     from vit_jax.detection.regions import tpu_roi_align
 
     pooling = tpu_roi_align.Pooling(**options)

@@ -59,7 +59,7 @@ def plan(maps, count: int, pooling: Pooling) -> Pooling | None:
   Args:
     maps: [B, h, w, C], bfloat16.
   """
-  mesh, channels = tpus(len(maps[0])), maps[0].shape[-1]
+  mesh, channels = tpus(maps[0].shape[0]), maps[0].shape[-1]
   if mesh is None or mesh.shape['tensor'] > 1 or channels % 128:
     return None
   vmem = pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
