@@ -45,7 +45,7 @@ BUDGET = {
   'modules': (2_420, 1_400),  # the modules at the top of vit_jax/, and imagenet/
 }
 TOTAL = (42_820, 32_000)
-ELSEWHERE = {'configs': (2_080, 1_700), 'tests': (32_120, 22_000)}
+ELSEWHERE = {'configs': (2_080, 1_700), 'tests': (32_140, 22_000)}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.
