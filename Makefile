@@ -75,8 +75,7 @@ beam: .venv-beam  ## prepare an archive through Apache Beam, and without: the sa
 .venv-beam:  ## the environment of `make beam` and of `prepare --beam_runner`
 	@$(MAKE) VENV=.venv-beam PINNED=no .venv-beam/.installed-beam
 
-docs: $(VENV)/.installed-docs  ## write the reference, build docs/ into build/docs, strictly
-	$(BIN)/python docs/generate.py
+docs: $(VENV)/.installed-docs  ## build docs/, with the reference, into build/docs, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	$(BIN)/python -m pytest -m docs tests/test_docs_site.py $(ARGS)
 	@echo 'To look at it: $(BIN)/python -m http.server -d build/docs'

@@ -1,10 +1,8 @@
-"""Writes the generated parts of docs/reference/: signatures, docstrings and `--help` texts.
+"""Fills the reference with signatures, docstrings and `--help` texts, as mkdocs builds it.
 
-  python docs/generate.py
-
-fills each block `<!-- KIND: NAME -->` ... `<!-- end -->` of the pages. KIND is `python` (a
-function or class), `help` (a command) or `config` (a file in configs/). The pages are
-committed, so that they can be read without a build; tests/test_docs.py checks them.
+A page of docs/reference/ has lines `::: NAME` (a module, function or class), `::: help
+COMMAND` and `::: config NAME` (a file in configs/). mkdocs.yml names this file as a hook, which
+replaces each such line; nothing generated is committed.
 """
 
 import ast
@@ -21,23 +19,17 @@ import textwrap
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = sorted((ROOT / 'docs' / 'reference').glob('*.md'))
-BLOCK = re.compile(
-  r'^<!-- (python|help|config): ([\w. ]+) -->\n(?:.*?\n)??<!-- end -->$', re.M | re.S
-)
+LINE = re.compile(r'^::: (?:(help|config) )?([\w. ]+)$', re.M)
 _SECTION = re.compile(r'^(Args|Attributes|Options|Returns|Yields|Raises):\n', re.M)
 _INDENTED = re.compile(
   r'(?:(?<=\n\n)|(?<=:\n))(?:  .*\n?)(?:(?:  .*)?\n?)*?(?=\n\S|\Z)'
 )
 
 
-def page(text: str) -> str:
-  """Returns a page with its blocks filled."""
-  kinds = {'python': python, 'help': help_of, 'config': docstring_of}
-  fill = lambda match: (
-    f'<!-- {match[1]}: {match[2]} -->\n\n{kinds[match[1]](match[2]).rstrip()}\n\n<!-- end -->'
-  )
-  return BLOCK.sub(fill, text)
+def on_page_markdown(text: str, **_) -> str:
+  """Returns a page with its lines `:::` replaced; mkdocs calls it for every page."""
+  kinds = {None: python, 'help': help_of, 'config': docstring_of}
+  return LINE.sub(lambda match: kinds[match[1]](match[2]).rstrip(), text)
 
 
 def thing(name: str):
@@ -156,9 +148,3 @@ def _summary(value) -> str:
 
 def _code(text: str, language: str = 'py') -> str:
   return f'```{language}\n{text}\n```'
-
-
-if __name__ == '__main__':
-  sys.path.insert(0, str(ROOT))
-  for path in PAGES:
-    path.write_text(page(path.read_text(encoding='utf-8')), encoding='utf-8')
