@@ -230,4 +230,4 @@ def test_values_that_json_cannot_hold(value, facts):
 )
 def test_the_usual_names_of_keys_are_understood(key, keys, near):
   with pytest.raises(UserError, match=naming(key, f'Did you mean "{near}"')):
-    check.known_keys('config', {key: 1}, keys)
+    check.check_keys('config', {key: 1}, keys)

@@ -130,7 +130,7 @@ def bind(
     consumer = inspect.signature(consumer)
   parameters = {k: p for k, p in consumer.parameters.items() if k not in provided}
   kinds = {k: p.annotation for k, p in parameters.items()} | (extra or {})
-  known_keys(where, section, kinds)
+  check_keys(where, section, kinds)
   required = [key for key, p in parameters.items() if p.default is p.empty]
   if missing := [key for key in required if key not in section]:
     raise UserError(f'{where} lacks {", ".join(missing)}.')
@@ -141,7 +141,7 @@ def bind(
     check(f'{where}.{key}', value, kinds[key], section)
 
 
-def known_keys(where: str, section: dict, keys) -> None:
+def check_keys(where: str, section: dict, keys) -> None:
   """Raises UserError for a key that nothing reads; lists the keys and suggests one."""
   for key in section:
     if key not in keys:
@@ -217,7 +217,7 @@ def parse_call(text: str) -> tuple[str, list, dict]:
 
 
 @contextlib.contextmanager
-def reported(where: str) -> Iterator[None]:
+def prefix_errors(where: str) -> Iterator[None]:
   """Raises a UserError that begins with `where` in place of a ValueError.
 
   An error of a subclass, such as DataError, passes as it is.

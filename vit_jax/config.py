@@ -39,11 +39,11 @@ def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamesp
         f'{sorted(defaults)}.{did_you_mean(key, [*defaults, "debug"])}'
       )
     else:
-      own[key] = _typed(key, text, defaults[key])
+      own[key] = _parse_value(key, text, defaults[key])
   return types.SimpleNamespace(**values | own)
 
 
-def _typed(key, text, default):
+def _parse_value(key, text, default):
   kind, value = type(default), literal(text)
   if kind not in (bool, int, float):
     return text
@@ -225,7 +225,7 @@ def read(folder: str | Path) -> dict:
       f'{path} is missing or damaged ({one_line(error)}): name the folder of a run, or '
       'train in another --workdir.'
     ) from None
-  return checked(config, str(path))
+  return check_written(config, str(path))
 
 
 # {path: type} of the values that readers of a run's config use.
@@ -242,7 +242,7 @@ _WRITTEN = {
 }
 
 
-def checked(config, where: str) -> dict:
+def check_written(config, where: str) -> dict:
   """Returns a config that a run wrote. `where` is its origin, for messages."""
   try:
     check('config', config, dict)

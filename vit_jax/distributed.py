@@ -54,7 +54,7 @@ def is_first() -> bool:
   return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
-def from_first(value: int) -> int:
+def broadcast_first(value: int) -> int:
   """Returns the first process's value (int32) on every process; all must call it."""
   if jax.process_count() == 1:
     return value

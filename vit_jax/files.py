@@ -74,7 +74,7 @@ def path(name) -> pathlib.Path:
   return pathlib.Path(name).expanduser()
 
 
-def on_disk(name, flag: str) -> pathlib.Path:
+def local_path(name, flag: str) -> pathlib.Path:
   """Returns the path of a result that must be on disk; `flag` begins the error."""
   if '://' in str(name):
     raise UserError(f'{flag} {name}: results are written to disk, not to a URL.')

@@ -119,7 +119,7 @@ def stream(
   """
   function = jax.jit(function)
   split = None if mesh is None else sharding.batch_sharding(mesh)
-  whole = None if mesh is None else sharding.replicated(mesh)
+  whole = None if mesh is None else sharding.replicated_sharding(mesh)
   variables = jax.device_put(loaded.variables, whole)
   results = (
     (function(variables, jax.device_put(batch, split)), why)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.check import bind, parse_call, reported
+from vit_jax.check import bind, parse_call, prefix_errors
 from vit_jax.registry import Registry
 
 
@@ -48,7 +48,7 @@ LOSSES = Registry(
 
 def check(where: str, text: str, _) -> None:
   """Checks the text 'NAME' or 'NAME(option=value)' of a loss: a rule of `vit_jax.check`."""
-  with reported(where):
+  with prefix_errors(where):
     name, options = _parse(text)
     signature = LOSSES.signature(name)
   bind(f'{where} {name}', options, signature)

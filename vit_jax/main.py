@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
 
   with contextlib.ExitStack() as stack:
     if args.distributed:
-      stack.enter_context(process.watched_peers())
+      stack.enter_context(process.watch_peers())
       distributed.start(args.distributed)
     if not distributed.is_first():  # errors are printed by every process
       devnull = stack.enter_context(open(os.devnull, 'w'))

@@ -88,7 +88,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
   """Returns the sharding that keeps a full copy on every device."""
   return NamedSharding(mesh, PartitionSpec())
 

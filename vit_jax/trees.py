@@ -39,7 +39,7 @@ def unflatten(flat: dict[str, Any]) -> dict:
   return tree
 
 
-def named(variables: dict) -> dict[str, Any]:
+def flatten_variables(variables: dict) -> dict[str, Any]:
   """Returns {name: leaf} of a model's variables, whose collections are nested dicts.
 
   Parameters have their own names, 'a/b/kernel'; batch statistics are 'batch_stats/a/b/mean'.
@@ -48,7 +48,7 @@ def named(variables: dict) -> dict[str, Any]:
   return flatten(variables['params']) | flatten(stats)
 
 
-def variables(flat: dict[str, Any]) -> dict:
+def unflatten_variables(flat: dict[str, Any]) -> dict:
   """Returns the collections {'params': ...} of `named` leaves, the inverse of `named`."""
   params = {name: x for name, x in flat.items() if not is_statistic(name)}
   stats = {name: x for name, x in flat.items() if is_statistic(name)}

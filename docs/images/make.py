@@ -186,7 +186,7 @@ def rates():
 def orders():
   """The order of 64 examples in four epochs, and the part of each that two hosts read."""
   figure, axes = plt.subplots(1, 4, figsize=(8, 2.3))
-  indices = order.shuffled(64, seed=0).indices(np.arange(256)).reshape(4, 8, 8)
+  indices = order.shuffle(64, seed=0).indices(np.arange(256)).reshape(4, 8, 8)
   for epoch, ax in enumerate(axes):
     ax.imshow(indices[epoch], cmap='viridis')
     ax.set_title(f'epoch {epoch}', fontsize=9)

@@ -128,7 +128,7 @@ def test_frozen_parameters_are_described_and_not_stored(tmp_path):
   saved.close()
   stored = sum(path.stat().st_size for path in files_of(tmp_path))
   assert stored < wide['embedding']['kernel'].nbytes / 4
-  assert saved.frozen() == ['embedding/kernel']
+  assert saved.list_frozen() == ['embedding/kernel']
   frozen = {'embedding/kernel': wide['embedding']['kernel'], 'unused': np.zeros(3)}
   restored, _ = saved.restore(abstract_of(state), frozen)
   assert_same(restored, state)

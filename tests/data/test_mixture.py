@@ -47,19 +47,19 @@ def test_quotas_add_up_and_are_exact(weights):
   shares = [w / sum(weights) for w in weights]
   previous = [0] * len(weights)
   for block in [*range(1, 200), 10**6, 10**12]:
-    served = both.served(block)
+    served = both.count_before(block)
     assert sum(served) == block * both.block
     assert all(a <= b for a, b in zip(previous, served, strict=True))
     for count, share in zip(served, shares, strict=True):
       # To within one; and floats know a count of 10**15 to a quarter.
       assert abs(count - block * both.block * share) < 1 + 1e-15 * block * both.block
     previous = served
-  assert all(n > 0 for n in both.served(1))
+  assert all(n > 0 for n in both.count_before(1))
 
 
 def test_weights_are_taken_as_written():
   # A tenth of every ten blocks, to the last example: 0.1 as a float would drift.
-  assert joined([0.1, 0.9]).served(10 * 10**15)[0] == 1024 * 10**15
+  assert joined([0.1, 0.9]).count_before(10 * 10**15)[0] == 1024 * 10**15
 
 
 def test_every_part_goes_through_its_own_epochs():
@@ -71,7 +71,7 @@ def test_every_part_goes_through_its_own_epochs():
     np.testing.assert_array_equal(turns[parts == k], np.arange((parts == k).sum()))
     own = order.Shuffled(size, k).indices(turns[parts == k])
     np.testing.assert_array_equal(indices[parts == k], both._starts[k] + own)
-  assert np.bincount(parts).tolist() == both.served(3)
+  assert np.bincount(parts).tolist() == both.count_before(3)
   # Mixed within the block: of 64 neighbours, 32 +- 4 of the half.
   halves = (parts == 0).reshape(-1, 64).sum(1)
   assert halves.min() > 10
@@ -119,7 +119,7 @@ def test_proportions_of_labels():
 
 def test_parts_of_one_size_have_orders_of_their_own():
   source = mixture.build([noise(20), noise(20, label_offset=20)], 'train')
-  _, both = source.for_training(3, 12, 0, 1)
+  _, both = source.plan_training(3, 12, 0, 1)
   a, b = (own.indices(np.arange(20)) for own in both._orders)
   assert np.any(a != b)
 

@@ -114,8 +114,8 @@ def test_scattered_looks_random(count):
 
 
 def test_only_large_orders_are_scattered():
-  assert type(order.shuffled(order.EXACT, 0)) is order.Shuffled
-  assert type(order.shuffled(order.EXACT + 1, 0)) is order.Scattered
+  assert type(order.shuffle(order.EXACT, 0)) is order.Shuffled
+  assert type(order.shuffle(order.EXACT + 1, 0)) is order.Scattered
 
 
 def test_hosts_that_cannot_share_a_batch():

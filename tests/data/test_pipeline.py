@@ -75,7 +75,7 @@ def test_on_device_scales_uint8():
   batches = pipeline.EvalBatches('digits', 'test', 'value_range(-1, 1, clip=True)', 8)
   (batch,) = take(batches.iterate(), 1)
   assert batch['image'].dtype == np.uint8
-  scaled = jax.jit(batches.on_device)(batch)
+  scaled = jax.jit(batches.finish_on_device)(batch)
   assert scaled['image'].dtype == np.float32
   assert scaled.keys() == batch.keys()
   # Three float32 operations on values up to 2.
@@ -85,7 +85,7 @@ def test_on_device_scales_uint8():
   hosts = pipeline.EvalBatches('digits', 'test', 'value_range(-1, 1)|resize(4)', 8)
   (batch,) = take(hosts.iterate(), 1)
   assert batch['image'].dtype == hosts.spec['image'].dtype == np.float32
-  same([hosts.on_device(batch)], [batch])
+  same([hosts.finish_on_device(batch)], [batch])
 
 
 def test_labels_for_several_classes(tmp_path):

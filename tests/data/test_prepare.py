@@ -162,7 +162,7 @@ def test_a_damaged_header_is_no_end(tmp_path):
 def test_an_interrupted_run_is_not_taken_for_complete(tmp_path, monkeypatch):
   files = {f'{c}/{i}.jpg': JPG for c in 'ab' for i in '12'}
   root, checked = write_folder(tmp_path / 'in', files), iter([JPG, JPG])
-  monkeypatch.setattr(prepare, 'checked', lambda *_: next(checked, None) or interrupt())
+  monkeypatch.setattr(prepare, 'clean_image', lambda *_: next(checked, None) or interrupt())
   with pytest.raises(KeyboardInterrupt):
     prepared(prepare.images('x'), [root], tmp_path)
   with pytest.raises(UserError, match=naming('tfds:x')):
@@ -201,7 +201,7 @@ def test_large_images_are_shrunk(mode, orientation):
   jpeg = mode in ('RGB', 'L', 'CMYK')
   options = {'quality': 95} if jpeg else {}
   data = with_exif(image, 'JPEG' if jpeg else 'PNG', orientation, **options)
-  stored = prepare.checked(data, True, 100)
+  stored = prepare.clean_image(data, True, 100)
   small = Image.open(io.BytesIO(stored))
   assert small.format == 'JPEG'
   assert small.mode == ('L' if mode in ('L', 'I;16') else 'RGB')
@@ -211,19 +211,19 @@ def test_large_images_are_shrunk(mode, orientation):
   assert small.size == expected.size
   off = np.abs(np.asarray(small.convert('L'), int) - np.asarray(expected))
   assert off.mean() < 2  # two compressions, and where steps of 20 levels fall
-  assert prepare.checked(stored, True, 100) is stored  # no larger than that
+  assert prepare.clean_image(stored, True, 100) is stored  # no larger than that
 
 
 def test_only_photographs_are_turned_upright():
   data = with_exif(Image.open(io.BytesIO(JPG)), 'JPEG', quality=95)
-  image = Image.open(io.BytesIO(prepare.checked(data, upright=True)))
+  image = Image.open(io.BytesIO(prepare.clean_image(data, upright=True)))
   upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), int)
   assert image.getexif().get(0x0112, 1) == 1
   # A second compression of noise, the worst of images: 10 levels in the mean at most.
   assert np.abs(np.asarray(image, int) - upright).mean() < 10
-  assert prepare.checked(data, upright=False) is data
+  assert prepare.clean_image(data, upright=False) is data
   with pytest.raises(BadImage):
-    prepare.checked(data[: len(data) * 2 // 3], True, 8)
+    prepare.clean_image(data[: len(data) * 2 // 3], True, 8)
 
 
 @pytest.mark.filterwarnings('ignore')  # Beam's and TFDS's own

@@ -22,7 +22,7 @@ def test_a_stall_names_the_file(tmp_path, monkeypatch, capfd):
   data = pipeline.EvalBatches(str(root), 'train', image_folder.FOLDER, 8)
   list(data.iterate())  # TensorFlow loaded and the ops traced
   monkeypatch.setattr(image_file, 'open', opened, raising=False)
-  monkeypatch.setattr(stalls.watched, '__defaults__', (0.2,))
+  monkeypatch.setattr(stalls.watch, '__defaults__', (0.2,))
   line, printed = f'{root}/train/b/3.png', ['']
 
   def release():

@@ -33,7 +33,7 @@ def short_runs(monkeypatch):
 def opened(shards, batch=6, host=0, hosts=1, seed=0, buffer=20):
   options = {'stream': True, 'shuffle_buffer': buffer}
   source = sources.build(shards, 'train', **options)
-  out, order = source.for_training(seed, batch, host, hosts)
+  out, order = source.plan_training(seed, batch, host, hosts)
   assert out is order
   return out
 

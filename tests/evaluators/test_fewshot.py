@@ -20,7 +20,7 @@ def test_agrees_with_the_reference_code(name, golden):
   )
   # Accuracies are counts of 200: equal, but for the division in float32.
   np.testing.assert_allclose(accuracy, golden['accuracy'], atol=1e-6)
-  scores = lsr.scores(lsr.fitted(*train, golden['test_x'], K), 1024.0)
+  scores = lsr.scores(lsr.fit_ridges(*train, golden['test_x'], K), 1024.0)
   # The constant feature makes eigenvalues of 1e4 N, of which float32 keeps 7 digits.
   np.testing.assert_allclose(scores, golden['scores_l2_1024'], atol=1e-3)
 
@@ -42,7 +42,7 @@ def least_squares(train_x, train_y, test_x, classes, l2):
 def test_solves_the_least_squares_problem(n, d):
   train_x, train_y = example(n, d, 4)
   test_x, _ = example(50, d, 4, seed=1)
-  factors = lsr.fitted(train_x, train_y, test_x, 4)
+  factors = lsr.fit_ridges(train_x, train_y, test_x, 4)
   for ridge in (1.0, 1024.0):
     expected = least_squares(train_x, train_y, test_x, 4, ridge)
     # As above; near n = d + 1 with a ridge of 1 the problem is ill-conditioned.

@@ -10,7 +10,7 @@ from vit_jax.train.evaluations import write_predictions
 
 
 def rows(index, counted=None):
-  """Rows as `of_batch` returns them, of three classes."""
+  """Rows as `make_rows` returns them, of three classes."""
   n = len(index)
   return {
     'index': np.int32(index),

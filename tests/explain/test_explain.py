@@ -69,7 +69,7 @@ def test_maps_are_read_as_the_head_reads_the_tokens(make, fields):
 
   @jax.jit
   def run(variables):
-    attended, gradients, grid = once = weights.with_gradients(
+    attended, gradients, grid = once = weights.attention_and_gradients(
       model, variables, x, classes
     )
     functions = dict(
@@ -138,7 +138,7 @@ def test_what_cannot_be_mapped():
 def test_gradients_by_attention_are_differences_of_the_logit(fields):
   loaded = tiny(**fields)
   x = loaded.preprocess(PIXELS[:1])
-  run = lambda v, x: weights.with_gradients(loaded.model, v, x, jnp.array([1]))
+  run = lambda v, x: weights.attention_and_gradients(loaded.model, v, x, jnp.array([1]))
   result, gradients, _ = jax.jit(run)(loaded.variables, x)
   run = lambda v, x: loaded.model.apply(v, x, mutable=['intermediates'])
   _, sown = jax.eval_shape(run, loaded.variables, x)
@@ -188,7 +188,7 @@ def test_integrated_gradients_add_up_to_a_difference_of_logits():
   loaded = tiny()
   x = loaded.preprocess(PIXELS)
   both = np.concatenate([x, np.full_like(x, -1)])  # the images, and black ones
-  logits, black = np.split(explain.predicted(loaded, both)[:, 2], 2)
+  logits, black = np.split(explain.predict_logits(loaded, both)[:, 2], 2)
   options = dict(classes=2, steps=64, baseline=-1.0)
   result = vit_jax.attention_maps(loaded, PIXELS, 'integrated', **options)
   np.testing.assert_allclose(result.sum((1, 2)), logits - black, rtol=2e-2)

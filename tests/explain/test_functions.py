@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import naming
 from vit_jax.explain import attention
-from vit_jax.explain.parameters import filters_pca, posemb_similarity, to_show
+from vit_jax.explain.parameters import filters_pca, posemb_similarity, rescale
 from vit_jax.explain.saliency import gradient_times_input, integrated_gradients
 
 rollout = jax.jit(attention.rollout, static_argnums=(1, 2))
@@ -131,10 +131,10 @@ def test_all_components_explain_everything():
   assert result.filters.shape == (12, 2, 2, 3)
   assert result.explained.sum() == pytest.approx(1)
   assert (np.diff(result.explained) <= 0).all()
-  shown = to_show(result.filters)
+  shown = rescale(result.filters)
   assert (shown.min((1, 2, 3)) == 0).all()
   assert (shown.max((1, 2, 3)) == 1).all()
-  np.testing.assert_array_equal(to_show(np.ones((1, 2, 2, 1))), 0)
+  np.testing.assert_array_equal(rescale(np.ones((1, 2, 2, 1))), 0)
 
 
 def test_saliency_of_functions_with_known_gradients():

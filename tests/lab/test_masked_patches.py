@@ -165,7 +165,7 @@ def test_meshes_corrupt_and_learn_alike():
   for devices in (1, 8):
     mesh = sharding.make_mesh(devices=jax.devices()[:devices])
     with jax.set_mesh(mesh):
-      compiled = jax.jit(step, out_shardings=sharding.replicated(mesh))
+      compiled = jax.jit(step, out_shardings=sharding.replicated_sharding(mesh))
       results.append(compiled(variables, sharding.global_batch(batch(), mesh)))
   (loss, drawn), (other_loss, other_drawn) = jax.device_get(results)
   for name, x in drawn.items():

@@ -80,7 +80,7 @@ def test_frozen_norms_are_statistics_and_load_from_the_same_file():
   plain, frozen = golden(), golden(frozen_norm=True)
   names = trees.flatten(frozen.params)
   assert not [name for name in names if '/norm' in name]
-  one, other = (trees.named(x.variables) for x in (plain, frozen))
+  one, other = (trees.flatten_variables(x.variables) for x in (plain, frozen))
   assert len(one) == len(other)
   scale = 'stage1_block_0/norm1/scale'
   np.testing.assert_array_equal(one[scale], other[f'batch_stats/{scale}'])

@@ -107,7 +107,7 @@ def steps(model, rules, optimizer, batch, *, number, mesh=None, initial=None):
     places = sharding.state_shardings(before, mesh, 'fsdp')
     state, rows = jax.device_put(before, places), []
     step = make_step(task, optimizer, lambda batch: batch, key)
-    step = jax.jit(step, out_shardings=(places, sharding.replicated(mesh)))
+    step = jax.jit(step, out_shardings=(places, sharding.replicated_sharding(mesh)))
     fed = sharding.global_batch(batch, mesh)
     step = step.lower(state, fed).compile(fast)
     for _ in range(number):

@@ -68,7 +68,7 @@ def test_a_model_that_does_not_fit(capsys, monkeypatch):
   def refuse(*args):
     raise OutOfMemory('Out of memory: 9 GiB. Try a smaller batch.')
 
-  monkeypatch.setattr(runtime, 'traced', refuse)
+  monkeypatch.setattr(runtime, 'trace_step', refuse)
   argv = ('--steps', '1', '--batch', '2', '--mode', 'forward')
   code, out, _ = run(capsys, *TINY, *argv)
   assert code == 0

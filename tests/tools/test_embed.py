@@ -312,7 +312,7 @@ def test_groups_are_the_components_of_all_pairs(monkeypatch):
   x = rng.normal(size=(100, 3)).astype(np.float32)
   x /= np.linalg.norm(x, axis=1, keepdims=True)
   near = np.linalg.matrix_power(x @ x.T >= 0.97, 100)  # chains of any length
-  np.testing.assert_array_equal(search.linked(x, 0.97), near.argmax(1))
+  np.testing.assert_array_equal(search.link_rows(x, 0.97), near.argmax(1))
   assert 10 < len(set(near.argmax(1))) < 60
 
 

@@ -163,7 +163,9 @@ def test_bfloat16_is_portable(family, monkeypatch):
   made = program.Program(loaded, (), None)
   (batch,) = jax.export.symbolic_shape('batch')
   images = jax.ShapeDtypeStruct(made.shape(batch), 'float32')
-  lower = jax.export.export(jax.jit(made.baked), platforms=['cpu', 'tpu', 'cuda'])
+  lower = jax.export.export(
+    jax.jit(made.run_with_constants), platforms=['cpu', 'tpu', 'cuda']
+  )
   exported = lower(images)
   calls = set(re.findall(r'custom_call @(\w+)', exported.mlir_module()))
   assert calls <= {'shape_assertion'}

@@ -85,7 +85,7 @@ def test_images_are_shown_as_the_model_has_them(photos):
     pp = f'decode|resize(32)|{pp}'
     loaded = dataclasses.replace(loaded, pp=pp)
     image = photos / 'b.jpg'
-    colours = maps.shown(loaded, loaded.preprocess([image]))[0]
+    colours = maps.to_colours(loaded, loaded.preprocess([image]))[0]
     expected = np.asarray(
       vit_jax.preprocess([image], pp='decode|resize(32)|value_range(0, 1)')
     )
@@ -97,12 +97,12 @@ def test_images_that_are_not_resized_are_shown():
   loaded = weights.load(str(TOKEN))
   loaded = dataclasses.replace(loaded, pp='decode|value_range(-1, 1)')
   image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-  colours = maps.shown(loaded, loaded.preprocess([image]))[0]
+  colours = maps.to_colours(loaded, loaded.preprocess([image]))[0]
   np.testing.assert_allclose(colours, image / 255, atol=1e-5)
   # Nor can an image of the model's size be cropped to a larger one.
   crop = 'decode|central_crop(48)|resize(32)|value_range(-1, 1)'
   loaded = dataclasses.replace(loaded, pp=crop)
-  colours = maps.shown(loaded, np.full((1, 32, 32, 3), 1, np.float32))
+  colours = maps.to_colours(loaded, np.full((1, 32, 32, 3), 1, np.float32))
   np.testing.assert_allclose(colours, 1, atol=1e-5)
 
 

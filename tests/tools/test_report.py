@@ -322,7 +322,7 @@ def test_runs_are_compared_by_image():
   ]
   # 8 images are wrong in the first alone, 2 in the second: b = 2, c = 8.
   error = 1.96 * math.sqrt((11 / 100 - 0.06**2) / 100)
-  compared = lambda: {name: cells for name, *cells in head.compared(runs)}
+  compared = lambda: {name: cells for name, *cells in head.compare_runs(runs)}
   table = compared()
   assert table['test/top1'] == [f'90.00%, -6.00 ± {100 * error:.2f}', '96.00% ★']
   assert table['train/loss'] == ['1', '1']

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import naming, runs
 from vit_jax import errors, files
-from vit_jax.train.workdir import named_errors
+from vit_jax.train.workdir import explain_errors
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -82,7 +82,7 @@ def test_a_limit_of_the_kernel(tmp_path, faults_table):
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
   try:
-    with pytest.raises(errors.DiskFull) as error, named_errors(tmp_path):
+    with pytest.raises(errors.DiskFull) as error, explain_errors(tmp_path):
       files.replace(path, bytes(2000))
     assert path.read_bytes() == old
     assert os.listdir(tmp_path) == ['a.json']
@@ -102,7 +102,7 @@ def test_a_reader_has_the_old_file_or_the_new_one_whole(tmp_path):
 
 
 def test_other_errors_are_not_a_full_disk(tmp_path):
-  with pytest.raises(PermissionError), named_errors(tmp_path):
+  with pytest.raises(PermissionError), explain_errors(tmp_path):
     raise PermissionError(errno.EACCES, 'no')
 
 

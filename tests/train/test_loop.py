@@ -63,7 +63,7 @@ def run(workdir, step, start=0, bad=0, evaluated=True, **section):
       ended, rows = loop.run(step, iter([None] * 10))
     finally:
       loop.record.close()
-    assert status.of_finished(workdir, config, saved) == (ended, rows)
+    assert status.read_finished(workdir, config, saved) == (ended, rows)
   return ended, rows, config
 
 

@@ -223,18 +223,18 @@ def abort(text):
   thread.join()
 
 def lost():
-  with process.watched_peers():
+  with process.watch_peers():
     abort(sys.argv[1])
 
 def fails_first():
   try:
-    with process.watched_peers():
+    with process.watch_peers():
       raise errors.UserError('x')
   except errors.UserError:
     abort(sys.argv[1])
 
 def crashes():
-  with process.watched_peers():
+  with process.watch_peers():
     abort('Check failed: rank > 0')
 
 for end in (lost, fails_first, crashes):

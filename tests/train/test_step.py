@@ -12,7 +12,7 @@ import pytest
 from vit_jax import models, optim, sharding, trees
 from vit_jax.tasks.classify import Classify
 from vit_jax.train.state import init_state
-from vit_jax.train.step import gradients, make_step, without_masked
+from vit_jax.train.step import gradients, make_step, zero_masked
 
 SPEC = {
   'image': jax.ShapeDtypeStruct((16, 16, 16, 3), jnp.float32),
@@ -50,7 +50,7 @@ def run(task, optimizer, batches, mesh):
     step = jax.jit(
       make_step(task, optimizer, lambda batch: batch, jax.random.key(0)),
       donate_argnums=0,
-      out_shardings=(shardings, sharding.replicated(mesh)),
+      out_shardings=(shardings, sharding.replicated_sharding(mesh)),
     )
     state = jax.device_put(state, shardings)
     losses = []
@@ -171,7 +171,7 @@ def test_the_content_of_a_masked_example_reaches_nothing():
 def test_bytes_of_a_masked_example_are_zero():
   image = np.arange(12, dtype=np.uint8).reshape(3, 2, 2, 1) + 1
   mask = np.array([1, 0, 1], np.float32)
-  out, _ = without_masked({'image': image, 'label': np.arange(3), 'mask': mask})
+  out, _ = zero_masked({'image': image, 'label': np.arange(3), 'mask': mask})
   np.testing.assert_array_equal(
     out['image'], image * mask.astype(int)[:, None, None, None]
   )

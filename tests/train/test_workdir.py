@@ -182,7 +182,9 @@ def test_a_second_signal_during_the_start_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_processes_that_see_other_data_are_refused(tmp_path, monkeypatch):
-  monkeypatch.setattr(run_module.distributed, 'from_first', lambda value: value + 1)
+  monkeypatch.setattr(
+    run_module.distributed, 'broadcast_first', lambda value: value + 1
+  )
   with pytest.raises(errors.UserError, match=naming('digits', 'process 0', '1,437')):
     again(tmp_path / 'run')
 

@@ -41,7 +41,7 @@ def test_models_start_as_they_were(method):
 
 def test_merged_lora_is_unmerged_lora():
   added, section = of_reference('lora'), SECTIONS['lora']
-  folded = tune.build(**section).folded(trees.flatten(vit().params) | added)
+  folded = tune.build(**section).merge_added(trees.flatten(vit().params) | added)
   assert folded.keys() == trees.flatten(vit().params).keys()
   params = trees.unflatten(folded)
   logits, _ = vit().model.apply({'params': params}, reference()['image'])
@@ -58,7 +58,7 @@ def test_merged_lora_of_convolutions_is_unmerged_lora():
   images = draw(1, 8, 8, 3)
   shapes = jax.eval_shape(tuned.init, jax.random.key(0), images)['params']
   params = {name: draw(*x.shape) for name, x in trees.flatten(shapes).items()}
-  folded = tune.build(**section).folded(params)
+  folded = tune.build(**section).merge_added(params)
   assert any(
     x.ndim == 4 and not np.array_equal(x, params[n]) for n, x in folded.items()
   )
@@ -70,7 +70,7 @@ def test_merged_lora_of_convolutions_is_unmerged_lora():
 def test_other_methods_cannot_be_merged():
   added = trees.flatten(vit().params) | of_reference('adapter')
   with pytest.raises(ValueError, match=naming('MlpBlock_0', '--tuned_only')):
-    tune.build(**SECTIONS['adapter']).folded(added)
+    tune.build(**SECTIONS['adapter']).merge_added(added)
 
 
 # -- identities of prompts ------------------------------------------------------------

@@ -379,7 +379,7 @@ BESIDE = {
 def source_of(name, fields):
   """Returns zeros as the weights of a model for images of 32 x 32 px."""
   model = models.build(name, **fields)
-  shapes = trees.named(models.shapes_of(model, (32, 32, 3)))
+  shapes = trees.flatten_variables(models.shapes_of(model, (32, 32, 3)))
   flat = {n: np.zeros(x.shape, np.float32) for n, x in shapes.items()}
   fields = models.fields_of(model)
   return Source('a run', 'run', name, fields, flat, (32, 32), 3, None, None, [])

@@ -58,7 +58,7 @@ def assert_same(a, b, **tolerance):
 def top1(loaded):
   test = pipeline.EvalBatches('digits', 'test', batch_size=360, pp=loaded.pp)
   (batch,) = test.iterate()
-  batch = test.on_device(batch)
+  batch = test.finish_on_device(batch)
   logits, _ = jax.jit(loaded.model.apply)(loaded.variables, batch['image'])
   return np.mean(np.argmax(logits, -1) == batch['label'])
 

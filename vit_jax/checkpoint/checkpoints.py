@@ -122,7 +122,7 @@ class Checkpoints(Storage):
     Raises:
       DiskFull: now, or because the previous save failed. Older steps are intact.
     """
-    flat = _named(_items(state))
+    flat = _flatten_items(_items(state))
     prints, bad = survey(flat)
     step = int(state.step)
     if poisoned := [name for name in flat if bad[name]]:
@@ -132,7 +132,7 @@ class Checkpoints(Storage):
       )
       return False
     self.wait()
-    if distributed.from_first(step in self.steps()):
+    if distributed.broadcast_first(step in self.steps()):
       return True
     body = {
       'step': step,
@@ -202,9 +202,9 @@ class Checkpoints(Storage):
     bound = math.inf
     while (bound := self._newest_below(bound)) >= 0:
       with contextlib.suppress(Damaged):  # left to `restore`
-        body, named = self.manifest(bound), _named(_items(abstract))
+        body, named = self.manifest(bound), _flatten_items(_items(abstract))
         self._check_leaves(body, body['leaves'], named)
-        self._frozen_leaves(body, _placed(named), frozen or {})
+        self._check_frozen(body, _add_shardings(named), frozen or {})
         return
 
   def restore_params(self, abstract: dict, **options) -> tuple[dict, dict]:
@@ -252,12 +252,12 @@ class Checkpoints(Storage):
       items[trees.STATS] = params.pop(trees.STATS)
     return {'params': params, **items}, body['meta']
 
-  def frozen(self, step: int | str | None = None) -> list[str]:
+  def list_frozen(self, step: int | str | None = None) -> list[str]:
     """Returns the names of the parameters that a run did not train; see the module.
 
     Raises: as `meta`.
     """
-    return _frozen_names(self._body(step)['leaves'])
+    return _strip_frozen(self._body(step)['leaves'])
 
   def meta(self, step: int | str | None = None) -> dict:
     """Returns the dict saved with `step`; None: with the newest where it is readable.
@@ -332,7 +332,7 @@ class Checkpoints(Storage):
 
   def _newest_below(self, bound) -> int:
     below = (step for step in self.steps() if step < bound)
-    return distributed.from_first(max(below, default=-1))
+    return distributed.broadcast_first(max(below, default=-1))
 
   def _read(self, step: int, items: dict, frozen: dict) -> tuple[dict, dict]:
     """Returns `(items, body)`: the arrays of a step, every bit checked, and its manifest.
@@ -352,14 +352,14 @@ class Checkpoints(Storage):
     leaves = body['leaves']
     if 'train' not in items:  # not a state, but its parameters: trained, and frozen
       item = next(iter(items))
-      names = '|'.join(map(re.escape, _frozen_names(leaves)))
+      names = '|'.join(map(re.escape, _strip_frozen(leaves)))
       untrained, trained = trees.partition(items[item], [(names, True), ('.*', False)])
       items = {**items, item: trained} | ({'frozen': untrained} if untrained else {})
       leaves = {n: leaf for n, leaf in leaves.items() if n.split('/')[0] in items}
-    named = _named(items)
+    named = _flatten_items(items)
     self._check_leaves(body, leaves, named)
-    placed = _placed(named)
-    described = self._frozen_leaves(body, placed, frozen)
+    placed = _add_shardings(named)
+    described = self._check_frozen(body, placed, frozen)
     stored = {name: x for name, x in placed.items() if not name.startswith(FROZEN)}
     with together():
       flat = trees.flatten(self.read(step, trees.unflatten(stored)))
@@ -386,7 +386,7 @@ class Checkpoints(Storage):
         'workdir.'
       )
 
-  def _frozen_leaves(self, body: dict, placed: dict, frozen: dict) -> dict:
+  def _check_frozen(self, body: dict, placed: dict, frozen: dict) -> dict:
     """Returns {name: array} of the frozen leaves among `placed`, every bit checked."""
     placed = {name: x for name, x in placed.items() if name.startswith(FROZEN)}
     arrays = {}
@@ -413,14 +413,14 @@ def _items(state) -> dict[str, Any]:
   return items | {'train': fields}
 
 
-def _named(items: dict[str, Any]) -> dict[str, Any]:
+def _flatten_items(items: dict[str, Any]) -> dict[str, Any]:
   """Returns {'item/a/b': leaf}."""
   flat = trees.flatten(items)
   assert len(flat) == len(jax.tree.leaves(items)), 'two leaves of one name'
   return flat
 
 
-def _placed(named: dict) -> dict:
+def _add_shardings(named: dict) -> dict:
   """Returns the leaves with a sharding each: one device where they have none."""
   one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   return {
@@ -429,7 +429,7 @@ def _placed(named: dict) -> dict:
   }
 
 
-def _frozen_names(leaves) -> list[str]:
+def _strip_frozen(leaves) -> list[str]:
   """Returns the names that frozen parameters have in the model."""
   return [name.removeprefix(FROZEN) for name in leaves if name.startswith(FROZEN)]
 

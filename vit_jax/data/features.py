@@ -36,11 +36,11 @@ class Feature:
   classes: tuple[str, ...] | None = None
 
   @property
-  def ragged(self) -> bool:
-    return self.shape[:1] == (None,) and not self.of_pixels
+  def is_ragged(self) -> bool:
+    return self.shape[:1] == (None,) and not self.is_pixel_map
 
   @property
-  def of_pixels(self) -> bool:
+  def is_pixel_map(self) -> bool:
     return self.shape == (None, None)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 
 from vit_jax import terminal
-from vit_jax.check import Count, Fraction, Range, Section, Seed, reported
+from vit_jax.check import Count, Fraction, Range, Section, Seed, prefix_errors
 from vit_jax.data import sources, stalls
 from vit_jax.data.bad_images import BadImages
 from vit_jax.data.features import own_classes
@@ -38,7 +38,7 @@ def _check_options(where: str, options: dict, data: dict) -> None:
   if isinstance(data['source'], str):
     sources.check_options(where, options, data)
   elif options:
-    with reported(where):
+    with prefix_errors(where):
       raise ValueError("a list of sources: give each part its own 'options'")
 
 
@@ -118,7 +118,7 @@ class Batches(abc.ABC):
       self._first, size = host_slice(batch_size, host, hosts)
       reading, order = self._open(seed, host, hosts)
       self.fingerprint = reading.fingerprint
-    with reported(f'pp {pp!r}'):
+    with prefix_errors(f'pp {pp!r}'):
       self._preprocess = Preprocess(pp, self.source, self.num_classes)
     self._bad = BadImages(self.source, max_bad_fraction, bad_log)
     self._reader = Reader(
@@ -163,7 +163,7 @@ class Batches(abc.ABC):
     """
     import jax
 
-    with reported(f'pp {self._preprocess.pp!r}'):
+    with prefix_errors(f'pp {self._preprocess.pp!r}'):
       shapes = dict(self._preprocess.spec)
     if self._preprocess.label is not None:
       shapes['label'] = self._preprocess.label.shape, self._preprocess.label.dtype
@@ -173,10 +173,10 @@ class Batches(abc.ABC):
       for key, (shape, dtype) in shapes.items()
     }
 
-  def on_device(self, batch: dict) -> dict:
+  def finish_on_device(self, batch: dict) -> dict:
     """Finishes a batch inside jit: images uint8 -> float32 in pp's value range."""
     op = self._preprocess.on_device
-    return batch if op is None else op.on_device(batch)
+    return batch if op is None else op.scale_on_device(batch)
 
   @abc.abstractmethod
   def _open(self, seed, host, hosts):
@@ -188,7 +188,7 @@ class Batches(abc.ABC):
       batch_positions(first, last, self.batch_size, self._first, size)
     )
     try:
-      for batch in stalls.watched(batches):
+      for batch in stalls.watch(batches):
         index, positions = batch['index'], batch.pop('position')
         for i in np.flatnonzero((batch['mask'] == 0) & (index >= 0)):
           reason = functools.partial(self._reader.diagnose, int(positions[i]))
@@ -202,7 +202,7 @@ class TrainBatches(Batches):
   """Endless shuffled batches: each epoch an exact permutation, none left out."""
 
   def _open(self, seed, host, hosts):
-    return self.source.for_training(seed, self.batch_size, host, hosts)
+    return self.source.plan_training(seed, self.batch_size, host, hosts)
 
   def iterate(self, start_step: int = 0) -> Iterator[dict]:
     """Yields this host's NumPy batches from global batch `start_step` on, at no cost.
@@ -220,7 +220,7 @@ class EvalBatches(Batches):
   """
 
   def _open(self, seed, host, hosts):
-    return self.source.for_evaluation()
+    return self.source.plan_evaluation()
 
   def __len__(self) -> int:
     """Returns the number of batches."""
@@ -236,7 +236,7 @@ class EvalBatches(Batches):
 def scale_on_device(batch: dict) -> dict:
   """Maps images uint8 to float32 in [-1, 1], as most pipelines do on the device."""
   (op,) = registry.parse('value_range(-1, 1)')
-  return op.apply.on_device(batch)
+  return op.apply.scale_on_device(batch)
 
 
 # A config's sections `data`; the run passes the other parameters.

@@ -181,7 +181,7 @@ def _examples(pieces, *, kind, max_side, split, broken=None) -> Iterator[tuple]:
 
   def check(file):
     *names, data = file
-    return *names, _attempt(lambda: checked(data, kind.upright, max_side))
+    return *names, _attempt(lambda: clean_image(data, kind.upright, max_side))
 
   with concurrent.futures.ThreadPoolExecutor() as pool:
     files_of_split = read()
@@ -202,7 +202,7 @@ def _attempt(read: Callable[[], bytes]) -> bytes | BadImage:
     return error
 
 
-def checked(
+def clean_image(
   data: bytes | BadImage, upright: bool, max_side: int | None = None
 ) -> bytes:
   """Returns the bytes to store of an encoded image, or raises BadImage.

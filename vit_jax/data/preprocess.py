@@ -53,8 +53,8 @@ class Preprocess:
       self.label = MultiHot(num_classes) if label.several else ClassIndex()
     self._check_located(ops, features)
     self._others = [k for k, f in features.items() if isinstance(f, Feature)]
-    self._ragged = [name for name in self._others if features[name].ragged]
-    self._of_pixels = [name for name in self._others if features[name].of_pixels]
+    self._ragged = [name for name in self._others if features[name].is_ragged]
+    self._pixel_maps = [name for name in self._others if features[name].is_pixel_map]
     assert not {*self._others} & _RESERVED, 'names in use'
     self.inputs = {}
     for name, feature in features.items():
@@ -66,7 +66,7 @@ class Preprocess:
       self.on_device = ops.pop(last).apply
     self.on_host = ops
     # Where pixels have labels, these have the size of the whole image.
-    self._target = None if self._of_pixels else registry.target_of_decode(ops)
+    self._target = None if self._pixel_maps else registry.target_of_decode(ops)
     # At least one number: TensorFlow 2.21's unbatch crashes on rows of no elements.
     self.draws = tuple(op.draws for op in ops if op.draws) or (1,)
 
@@ -88,10 +88,12 @@ class Preprocess:
         header = {key: (shape, np.dtype(np.int32)) for key, shape in header.items()}
         return {name: ((), None), **header}
       return {name: (feature.shape, np.dtype(np.uint8))}
-    if feature.of_pixels:
+    if feature.is_pixel_map:
       return {name: ((), None)}
     out = {name: (feature.shape, np.dtype(feature.dtype))}
-    return out | ({name + _LENGTH: ((), np.dtype(np.int32))} if feature.ragged else {})
+    return out | (
+      {name + _LENGTH: ((), np.dtype(np.int32))} if feature.is_ragged else {}
+    )
 
   # --- in NumPy ----------------------------------------------------------------------
 
@@ -104,7 +106,7 @@ class Preprocess:
       exif = example.get('exif', self._source.exif)
       read = decode.probe(example['image'], exif)
       row['image'], row['orientation'], row['upright'] = read
-    for name in self._of_pixels:
+    for name in self._pixel_maps:
       if (size := row[name].shape) != row['upright']:
         raise BadImage(f'its {name} are {size}, the image is {row["upright"]}')
       row[name] = row[name].tobytes()
@@ -127,7 +129,7 @@ class Preprocess:
     first, *rest = self.on_host
     args = [row[name] for name in ('image', 'orientation', 'upright')]
     args += [first.apply.channels, first.apply.precise]
-    if rest and (crop := rest[0].crop) and not self._of_pixels:
+    if rest and (crop := rest[0].crop) and not self._pixel_maps:
       n = rest[0].draws
       box = lambda h, w: crop.box(h, w, u[:n])
       image = crop.finish(decode.decode_and_crop(*args, box, self._target))
@@ -140,7 +142,7 @@ class Preprocess:
     features = {'image': image, **{name: row[name] for name in self._others}}
     for name in self._ragged:
       features[name] = features[name][: row[name + _LENGTH]]
-    for name in self._of_pixels:
+    for name in self._pixel_maps:
       features[name] = tf.reshape(tf.io.decode_raw(row[name], tf.uint8), row['upright'])
     return features
 
@@ -157,7 +159,7 @@ class Preprocess:
     """Runs the host's ops on decoded features [..., *shape] and u [..., sum(draws)]."""
     return _run(self.on_host, features, u)
 
-  def traced(self):
+  def trace(self):
     """Returns `self` as a concrete TensorFlow function of one example.
 
     Equal pipelines share one graph: tracing takes as long as a small evaluation.
@@ -177,7 +179,7 @@ class Preprocess:
   def spec(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """{name: (shape, dtype)} of an example, but its `label`, as it leaves the host."""
     try:
-      traced = self.traced().structured_outputs
+      traced = self.trace().structured_outputs
     except (ValueError, tf.errors.InvalidArgumentError) as error:
       reason = str(error).strip().splitlines()[-1].strip()
       raise ValueError(f'does not fit {self._source.name}: {reason}') from None

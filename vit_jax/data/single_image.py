@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.check import reported
+from vit_jax.check import prefix_errors
 from vit_jax.data import image_file
 from vit_jax.data.ops import registry
 from vit_jax.data.ops.decode import GAP, probe
@@ -39,7 +39,7 @@ class SingleImage:
     ops = [op for op in ops if 'image' in op.maps]
     self.pp = pp
     self.pads = any('image_mask' in op.maps for op in ops)
-    with reported(f'pp {pp!r}'):
+    with prefix_errors(f'pp {pp!r}'):
       registry.check_images(op.name for op in ops)
       if random := [op.name for op in ops if op.numpy is None]:
         raise ValueError(

@@ -30,7 +30,7 @@ def reading(name: str | os.PathLike) -> Iterator[None]:
     del _UNDER_WAY[number]
 
 
-def watched(batches: Iterator, after: float = AFTER) -> Iterator:
+def watch(batches: Iterator, after: float = AFTER) -> Iterator:
   """Yields from `batches`; a thread prints a line whenever one takes long to come.
 
   The first line comes after `after` seconds, each further one after twice the time.
@@ -38,7 +38,7 @@ def watched(batches: Iterator, after: float = AFTER) -> Iterator:
   since = [math.inf]
   ended = threading.Event()
 
-  def watch():
+  def report():
     due = after
     while not ended.wait(min(after / 4, 1)):
       seconds = time.monotonic() - since[0]
@@ -48,7 +48,7 @@ def watched(batches: Iterator, after: float = AFTER) -> Iterator:
         terminal.say(f'No batch of data for {seconds:.0f} s. {_files()}')
         due *= 2
 
-  threading.Thread(target=watch, name='stalls', daemon=True).start()
+  threading.Thread(target=report, name='stalls', daemon=True).start()
   try:
     while True:
       since[0] = time.monotonic()

@@ -38,7 +38,7 @@ def declarations(source: str, evals: dict) -> dict[str, Metric]:
   return _TRAIN if source == 'train' else {}
 
 
-def declared(key: str, evals: dict) -> Metric:
+def find_metric(key: str, evals: dict) -> Metric:
   """Returns how a number such as 'test/top1' is read; as a plain number by default."""
   source, _, name = key.partition('/')
   return find(declarations(source, evals), name)

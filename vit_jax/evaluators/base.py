@@ -40,7 +40,7 @@ class Metric:
       return f'{value:.2%}'
     return f'{value:,.0f}' if float(value).is_integer() else f'{value:.4g}'
 
-  def with_std(self, values: dict[str, float], name: str, width: int = 0) -> str:
+  def format_with_std(self, values: dict[str, float], name: str, width: int = 0) -> str:
     """Returns a number as text, with ± its standard deviation if `values` has one."""
     text = f'{self.text(values[name]):>{width}}'
     std = values.get(f'{name}{self.std or " "}')
@@ -71,7 +71,7 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
   return pipeline.EvalBatches(**sharding.host_of_batch(mesh), **data)
 
 
-def stepped(
+def run_steps(
   step: Callable, batches: Iterable[dict], mesh: Mesh, check_stop: Callable[[], None]
 ) -> Iterator[Any]:
   """Yields the result of `step(batch)` for every batch, on the host.
@@ -118,18 +118,16 @@ class OneSplit:
     self.mesh, self._check_stop = mesh, check_stop
     # `predict` is static: one compilation for all runs of one evaluator.
     self._step = jax.jit(
-      self.measure, static_argnums=0, out_shardings=sharding.replicated(mesh)
+      self.measure, static_argnums=0, out_shardings=sharding.replicated_sharding(mesh)
     )
 
-  def stepped(self, predict: Callable, variables, batches=None) -> Iterator[Any]:
+  def run_steps(self, predict: Callable, variables, batches=None) -> Iterator[Any]:
     """Yields `measure` of every batch; `batches` replaces those of the split."""
     step = lambda batch: self._step(predict, variables, batch)
     batches = self.batches.iterate() if batches is None else batches
-    return stepped(step, batches, self.mesh, self._check_stop)
+    return run_steps(step, batches, self.mesh, self._check_stop)
 
-  def with_counts(
-    self, numbers: dict, examples: float, read: float
-  ) -> dict[str, float]:
+  def add_counts(self, numbers: dict, examples: float, read: float) -> dict[str, float]:
     """Adds counts: the labelled images that were read, and those that could not be read.
 
     Args:

@@ -104,9 +104,9 @@ def match(
       return None, ''
     class_map = NAME
   if class_map in (None, NAME, KNOWN):
-    rows, remark = _by_name(source.name, names, model, class_map)
+    rows, remark = _match_by_name(source.name, names, model, class_map)
   elif class_map != NUMBER:
-    rows, remark = _by_file(class_map, source.name, names, model)
+    rows, remark = _match_by_file(class_map, source.name, names, model)
     among = among or ALL
   if rows is None:
     if among not in (None, ALL):
@@ -114,9 +114,11 @@ def match(
         f'among={among!r}: the classes of {source.name} are compared with the model by '
         f'number, so which these are is unknown.{_hint(model)}'
       )
-    return None, _by_number(source, model, class_map == NUMBER)
+    return None, _match_by_number(source, model, class_map == NUMBER)
   partly = are_ids(ids(names)) and len(rows) < model.number
-  return _matched(rows, model, among or (DATA if partly else ALL), remark, source.name)
+  return _build_match(
+    rows, model, among or (DATA if partly else ALL), remark, source.name
+  )
 
 
 def _hint(model: Classes) -> str:
@@ -127,7 +129,7 @@ def _hint(model: Classes) -> str:
   return ''
 
 
-def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
+def _match_by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
   """Returns ([[the model's class] for each of the data's], a remark), or (None, '').
 
   Raises if only some of the names match, unless `how` is 'known', or if none do and it
@@ -155,7 +157,7 @@ def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
   if how == KNOWN and len(missing) < n:
     return rows, (
       f'Classes are matched by {kind}; {len(missing):,} of {n:,}, which the model lacks, '
-      f'are left out: {", ".join(map(shown, missing[:3]))}.'
+      f'are left out: {", ".join(map(describe_class, missing[:3]))}.'
     )
   if len(missing) == n:
     if numbered[0] is not None:
@@ -163,7 +165,7 @@ def _by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
     if how is None and not (are_ids(ids(names)) and are_ids(ids(model.names))):
       return None, ''
   raise UserError(
-    f'{source}: the model has no class {shown(missing[0])}, one of {len(missing):,} of '
+    f'{source}: the model has no class {describe_class(missing[0])}, one of {len(missing):,} of '
     f"{n:,}; class_map is 'known' to leave them out, 'number', or a FILE that maps them."
     f'{did_you_mean(missing[0], model.names)}'
   )
@@ -178,7 +180,7 @@ def _numbers(names: Sequence[str], number: int) -> tuple[list | None, str]:
   return [[i] for i in values], "The data names its classes by the model's numbers."
 
 
-def _by_file(path: str, source, names, model: Classes) -> tuple[list, str]:
+def _match_by_file(path: str, source, names, model: Classes) -> tuple[list, str]:
   """Reads JSON {"class of the data": [classes of the model]}; returns as `_by_name`.
 
   The model's classes are WordNet ids, names or numbers; images of a class with [] are
@@ -204,7 +206,7 @@ def _by_file(path: str, source, names, model: Classes) -> tuple[list, str]:
   for value in (value for name in names for value in table[name]):
     if value not in places:
       raise UserError(
-        f'{path}: the model has no class {shown(str(value))} among its '
+        f'{path}: the model has no class {describe_class(str(value))} among its '
         f'{model.number:,}.{_hint(model)}'
       )
   rows = [[places[value] for value in table[name]] for name in names]
@@ -214,7 +216,7 @@ def _by_file(path: str, source, names, model: Classes) -> tuple[list, str]:
   return rows, f'{mapped:,} of {len(rows):,} classes are mapped by {path}.'
 
 
-def _by_number(source, model: Classes, explicit: bool) -> str:
+def _match_by_number(source, model: Classes, explicit: bool) -> str:
   """Returns a remark on classes that are compared by number, or ''.
 
   Raises unless that is `explicit`, or there are equally many, or the data's have no names.
@@ -236,7 +238,9 @@ def _by_number(source, model: Classes, explicit: bool) -> str:
   return ''
 
 
-def _matched(rows, model, among: str, remark: str, source: str) -> tuple[Match, str]:
+def _build_match(
+  rows, model, among: str, remark: str, source: str
+) -> tuple[Match, str]:
   """Returns the match of [[the model's classes] for each of the data's], and a remark."""
   full = np.zeros((len(rows), model.number), bool)
   for row, places in zip(full, rows, strict=True):
@@ -253,7 +257,7 @@ def _matched(rows, model, among: str, remark: str, source: str) -> tuple[Match, 
     columns = [i for i in places if i is not None]
     if missing and (all(rows) or not columns):
       raise UserError(
-        f'among={among!r}: the model has no class {shown(missing[0])}.{_hint(model)}'
+        f'among={among!r}: the model has no class {describe_class(missing[0])}.{_hint(model)}'
       )
   right = full[:, columns]
   if not right.any():
@@ -266,7 +270,7 @@ def _matched(rows, model, among: str, remark: str, source: str) -> tuple[Match, 
 # -- names ----------------------------------------------------------------------------
 
 
-def listed(names: Sequence[str]) -> str | None:
+def find_list(names: Sequence[str]) -> str | None:
   """Returns which of `imagenet.LISTS` has all these names or WordNet ids, in its order."""
   for name, (_, number) in imagenet.LISTS.items():
     if len(names) == number:
@@ -280,7 +284,7 @@ def listed(names: Sequence[str]) -> str | None:
 
 def ids(names: Sequence[str]) -> list[str]:
   """Returns WordNet ids in place of names that are those of one of `imagenet.LISTS`."""
-  name = listed(names)
+  name = find_list(names)
   return imagenet.wordnet_ids(name) if name else list(names)
 
 
@@ -302,7 +306,7 @@ def find(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
   return [places.get(name) for name in names]
 
 
-def shown(name: str) -> str:
+def describe_class(name: str) -> str:
   """Returns a class's name for a message, with the words of a WordNet id."""
   described = imagenet.describe(name)
   return f'{name!r} ({described})' if described else repr(name)

@@ -70,7 +70,7 @@ class Classification(OneSplit):
     # Label sets number the model's classes, wherever their images lie, unless these lie in
     # folders of all of ImageNet's ids.
     if model is not None and (
-      labels is None or class_map or class_match.listed(source.class_names or ())
+      labels is None or class_map or class_match.find_list(source.class_names or ())
     ):
       self.match, self.note = class_match.match(source, model, class_map, among)
     elif class_map or among:
@@ -99,8 +99,8 @@ class Classification(OneSplit):
     """
     totals: dict[str, float] = {}
     rows = predictions.Collector(self.batches.num_examples)
-    labelled = self._labelled(self.batches.iterate())
-    for sums, batch_rows in self.stepped(predict, variables, labelled):
+    labelled = self._replace_labels(self.batches.iterate())
+    for sums, batch_rows in self.run_steps(predict, variables, labelled):
       rows.add(batch_rows)
       for name, value in sums.items():
         value = float(value) if value.ndim == 0 else value.astype(np.int64)
@@ -109,12 +109,12 @@ class Classification(OneSplit):
     examples, read = totals.pop('examples', 0), totals.pop('read', 0)
     bad = totals.pop('bad_logits', 0)
     means = {name: total / examples for name, total in totals.items() if examples}
-    metrics = self.with_counts(means, examples, read)
+    metrics = self.add_counts(means, examples, read)
     metrics |= {'bad_logits': bad} if bad else {}
     self.predictions = rows.result()
     return metrics
 
-  def _labelled(self, batches: Iterator[dict]) -> Iterator[dict]:
+  def _replace_labels(self, batches: Iterator[dict]) -> Iterator[dict]:
     """Yields the batches, with labels from the file if there is one."""
     for batch in batches:
       if self._label_sets is not None:
@@ -126,7 +126,7 @@ class Classification(OneSplit):
 
   def measure(self, predict, variables, batch):
     """Returns (sums over a batch, its rows for `predictions`)."""
-    batch = self.batches.on_device(batch)
+    batch = self.batches.finish_on_device(batch)
     logits = predict(variables, batch)['logits'].astype(jnp.float32)  # [B, K]
     weights = self._targets(batch['label'], logits.shape[-1])  # [B, K]
     targets = weights > 0
@@ -137,7 +137,7 @@ class Classification(OneSplit):
     def total(x):  # `where`, since 0 x nan of a padded row would be nan
       return jnp.where(counted, x, 0).sum(dtype=jnp.float32)
 
-    rows = predictions.of_batch(batch, logits, targets, counted, self.loss)
+    rows = predictions.make_rows(batch, logits, targets, counted, self.loss)
     finite = jnp.isfinite(logits).all(-1)
     rows['right'] &= finite[:, None]  # the largest of NaNs would be class 0
     top, right = rows['top'], rows['right']  # [B, 5]

@@ -14,7 +14,7 @@ from vit_jax.data import pipeline, sources
 from vit_jax.data.ops import registry
 from vit_jax.data.sources import subset
 from vit_jax.errors import UserError, did_you_mean
-from vit_jax.evaluators.base import open_batches, stepped
+from vit_jax.evaluators.base import open_batches, run_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,9 @@ class Probe:
           f'Data set {name!r} has different numbers of classes, {classes}: set num_classes.'
         )
     self._step = jax.jit(
-      self._select, static_argnums=(0, 1), out_shardings=sharding.replicated(mesh)
+      self._select,
+      static_argnums=(0, 1),
+      out_shardings=sharding.replicated_sharding(mesh),
     )
     # The rest of preprocessing, on the device, depends on the one pp and on the images
     # that the host sends: data sets of the same kind share a compilation.
@@ -105,12 +107,12 @@ class Probe:
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (features, labels) in the order of the split, the same on every host."""
     kind = (batches.spec['image'].shape[1:], batches.spec['image'].dtype)
-    on_device = self._on_device.setdefault(kind, batches.on_device)
+    on_device = self._on_device.setdefault(kind, batches.finish_on_device)
     step = lambda batch: self._step(predict, on_device, variables, batch)
     features, n = None, 0
     # One array of the split's size, because joining parts would take twice that.
     labels = np.empty(batches.num_examples, np.int32)
-    for x, y, mask in stepped(step, batches.iterate(), self.mesh, self.check_stop):
+    for x, y, mask in run_steps(step, batches.iterate(), self.mesh, self.check_stop):
       if features is None:
         features = np.empty((len(labels), x.shape[1]), np.float32)
       read = mask > 0

@@ -98,7 +98,7 @@ class FewShot(Probe):
     self._check_counts(name, train, train_y)
     # A small dense problem: every host solves it for itself.
     own = sharding.make_mesh(devices=self.mesh.local_devices[:1])
-    place = functools.partial(jax.device_put, device=sharding.replicated(own))
+    place = functools.partial(jax.device_put, device=sharding.replicated_sharding(own))
     test_xy = place(extract(test))
     results = {shots: [] for shots in self.shots}
     for seed in self.seeds:

@@ -91,8 +91,8 @@ def nearest(
     keys: [N, D] float32, the same on every host; N >= k. queries: [n, D] float32.
   """
   place = lambda x, s: jax.make_array_from_callback(x.shape, s, x.__getitem__)
-  keys, queries = _normalized(keys), _normalized(queries)
-  placed = place(keys, sharding.replicated(mesh))
+  keys, queries = _normalize(keys), _normalize(queries)
+  placed = place(keys, sharding.replicated_sharding(mesh))
   rows = min(QUERIES, max(1, SIMILARITIES // len(keys))) * sharding.batch_divisor(mesh)
   parts = []
   for first in range(0, len(queries), rows):
@@ -107,7 +107,7 @@ def nearest(
   return values, columns
 
 
-def _normalized(x: np.ndarray) -> np.ndarray:
+def _normalize(x: np.ndarray) -> np.ndarray:
   """Returns rows of norm 1, or 0; NaN where a row is not finite."""
   norm = np.sqrt(np.einsum('nd,nd->n', x, x, dtype=np.float64))[:, None]
   with np.errstate(invalid='ignore'):  # inf / inf
@@ -123,7 +123,7 @@ def _nearest(queries, keys, k, mesh):
   batch, shared = sharding.batch_sharding(mesh).spec, PartitionSpec()
   best = jax.shard_map(mine, mesh=mesh, in_specs=(batch, shared), out_specs=batch)
   return jax.lax.with_sharding_constraint(
-    best(queries, keys), sharding.replicated(mesh)
+    best(queries, keys), sharding.replicated_sharding(mesh)
   )
 
 

@@ -74,7 +74,7 @@ class LinearProbe(features.Probe):
     super().__init__(mesh, check_stop, model, datasets=datasets, **options)
     for name, splits in self.datasets.items():
       if 'val' not in splits:  # raises at once if it is impossible
-        self._held_out(name, *[splits['train'].num_examples] * 2)
+        self._choose_validation(name, *[splits['train'].num_examples] * 2)
 
   def measure(self, name, splits, extract) -> dict[str, float]:
     """Returns the accuracies of one data set, and facts about the fit.
@@ -87,7 +87,7 @@ class LinearProbe(features.Probe):
     classes = splits['test'].num_classes
     test = logistic.Rows(*parts.pop('test'), classes, self.mesh)
     x, y = map(np.concatenate, zip(*parts.values(), strict=True))
-    held_out = self._held_out(name, len(y), len(parts['train'][1]))
+    held_out = self._choose_validation(name, len(y), len(parts['train'][1]))
     rows = logistic.Rows(x, y, classes, self.mesh)
     del parts, x
     if not logistic.usable(rows.x) or not logistic.usable(test.x):
@@ -119,7 +119,7 @@ class LinearProbe(features.Probe):
       'gradient': last.gradient,
     }
 
-  def _held_out(self, name: str, examples: int, train: int) -> np.ndarray:
+  def _choose_validation(self, name: str, examples: int, train: int) -> np.ndarray:
     """Returns which examples, bool [N], choose the penalty; the others are fitted to."""
     if len(self.l2) == 1 or examples > train:  # the named validation split comes last
       return np.arange(examples) >= train

@@ -169,7 +169,7 @@ def _begin(params, mesh):
   state = params, _SOLVER.init(params)
   # Weak types, which optax starts with, would have `_advance` compiled twice.
   state = jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), state)
-  return jax.lax.with_sharding_constraint(state, sharding.replicated(mesh))
+  return jax.lax.with_sharding_constraint(state, sharding.replicated_sharding(mesh))
 
 
 @functools.partial(jax.jit, static_argnames='mesh')
@@ -205,5 +205,5 @@ def _advance(state, problem, last, tolerance, mesh):
     return optax.apply_updates(params, updates), solver
 
   state = jax.lax.while_loop(goes_on, step, state)
-  state = jax.lax.with_sharding_constraint(state, sharding.replicated(mesh))
+  state = jax.lax.with_sharding_constraint(state, sharding.replicated_sharding(mesh))
   return state, progress(state)

@@ -48,7 +48,7 @@ def accuracies(train_x, train_y, test_x, test_y, l2, *, num_classes: int) -> jax
     train_x: [N, D-1]. train_y: int [N]. test_x: [n, D-1]. test_y: int [n].
     l2: ridges [R], positive.
   """
-  fit = fitted(train_x, train_y, test_x, num_classes)
+  fit = fit_ridges(train_x, train_y, test_x, num_classes)
 
   def accuracy(ridge):  # one ridge at a time: all scores at once might not fit
     s = scores(fit, ridge)
@@ -58,7 +58,7 @@ def accuracies(train_x, train_y, test_x, test_y, l2, *, num_classes: int) -> jax
   return jax.lax.map(accuracy, jnp.float32(l2))
 
 
-def fitted(train_x, train_y, test_x, num_classes):
+def fit_ridges(train_x, train_y, test_x, num_classes):
   """Returns the factors of the test scores, see `decompose`."""
   mean, std = train_x.mean(axis=0), train_x.std(axis=0) + STD_EPSILON
   x, z = ((array - mean) / std for array in (train_x, test_x))

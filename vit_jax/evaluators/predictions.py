@@ -30,7 +30,7 @@ MOST = 100_000
 _ARRAYS = ('index', 'label', 'top', 'probability', 'right')
 
 
-def of_batch(batch: dict, logits, targets, counted, loss: str) -> dict:
+def make_rows(batch: dict, logits, targets, counted, loss: str) -> dict:
   """Returns the rows of a batch, inside jit: {name: array [B] or [B, k]}, and 'counted'.
 
   Args:
@@ -61,7 +61,7 @@ class Collector:
     self._parts: list[dict] = []
 
   def add(self, rows: dict) -> None:
-    """Adds the rows of a batch, from `of_batch`, as NumPy arrays."""
+    """Adds the rows of a batch, from `make_rows`, as NumPy arrays."""
     chosen = rows['counted'] & (rows['index'] % self._stride == 0)
     self._parts.append({key: rows[key][chosen] for key in _ARRAYS})
 

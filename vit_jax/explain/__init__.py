@@ -61,7 +61,7 @@ def attention_maps(
     raise UserError(
       f'classes={classes!r}: {kind} explains no class; {", ".join(OF_A_CLASS)} do.'
     )
-  loaded = opened(source)
+  loaded = ensure_loaded(source)
   x = loaded.preprocess(images)
   chosen = np.zeros(len(x), int)
   if kind in OF_A_CLASS:
@@ -70,7 +70,7 @@ def attention_maps(
   def run(variables, x, classes):
     return function(loaded.model, variables, x, classes, **options)
 
-  return in_batches(run, loaded.variables, x, chosen, batch_size=batch_size)
+  return run_in_batches(run, loaded.variables, x, chosen, batch_size=batch_size)
 
 
 def attention_distances(source, images: Iterable, *, batch_size: int = 8) -> np.ndarray:
@@ -79,7 +79,7 @@ def attention_distances(source, images: Iterable, *, batch_size: int = 8) -> np.
   See `attention.attention_distance`; pixels are those of the model's input. Arguments are
   those of `attention_maps`.
   """
-  loaded = opened(source)
+  loaded = ensure_loaded(source)
   family, fields = models.family_of(loaded.model), models.fields_of(loaded.model)
 
   def run(variables, x):
@@ -88,10 +88,10 @@ def attention_distances(source, images: Iterable, *, batch_size: int = 8) -> np.
     return attention.attention_distance(attended.layers, grid, patch).swapaxes(0, 1)
 
   x = loaded.preprocess(images)
-  return in_batches(run, loaded.variables, x, batch_size=batch_size)
+  return run_in_batches(run, loaded.variables, x, batch_size=batch_size)
 
 
-def predicted(loaded, images: np.ndarray, batch_size: int = 8) -> np.ndarray:
+def predict_logits(loaded, images: np.ndarray, batch_size: int = 8) -> np.ndarray:
   """Returns the logits [B, K] of preprocessed images [B, H, W, C].
 
   Raises:
@@ -99,15 +99,15 @@ def predicted(loaded, images: np.ndarray, batch_size: int = 8) -> np.ndarray:
   """
   _number_of_classes(loaded)
   run = lambda variables, x: loaded.model.apply(variables, x)[0]
-  return in_batches(run, loaded.variables, images, batch_size=batch_size)
+  return run_in_batches(run, loaded.variables, images, batch_size=batch_size)
 
 
-def opened(source) -> Loaded:
+def ensure_loaded(source) -> Loaded:
   """Returns `source` if it is already loaded, otherwise `vit_jax.load(source)`."""
   return source if isinstance(source, Loaded) else load(source)
 
 
-def in_batches(
+def run_in_batches(
   fn: Callable, variables, *arrays: np.ndarray, batch_size: int
 ) -> np.ndarray:
   """Returns `fn(variables, *arrays)` [B, ...], compiled once and run batch by batch."""
@@ -129,7 +129,7 @@ def _classes(loaded, x, classes, batch_size: int) -> np.ndarray:
   """Returns the class to explain for each image, int [B]."""
   K = _number_of_classes(loaded)
   if classes is None:
-    return predicted(loaded, x, batch_size).argmax(-1)
+    return predict_logits(loaded, x, batch_size).argmax(-1)
   chosen = np.asarray(classes)
   if chosen.ndim == 0:
     chosen = np.repeat(chosen, len(x))

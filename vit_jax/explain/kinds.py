@@ -29,7 +29,7 @@ def attention(model, variables, images, classes, *, layer=-1, head=None):
         f"layer='pooling': {type(models.core(model)).__name__} has no attention pooling "
         "(classifier='map'); give the number of a layer."
       )
-    return weights.on_grid(_one_head(attended.pooling, head)[:, 0], grid)
+    return weights.reshape_to_grid(_one_head(attended.pooling, head)[:, 0], grid)
   L = len(attended.layers)
   if type(layer) is not int or not -L <= layer < L:
     raise UserError(
@@ -41,7 +41,9 @@ def attention(model, variables, images, classes, *, layer=-1, head=None):
 
 def class_rollout(model, variables, images, classes):
   """Returns the relevance for the class, see `attention.class_rollout`."""
-  attended, gradients, grid = weights.with_gradients(model, variables, images, classes)
+  attended, gradients, grid = weights.attention_and_gradients(
+    model, variables, images, classes
+  )
   rows = maps.class_rollout(attended.layers, gradients.layers)
   if (pooling := attended.pooling) is not None:
     pooling = positive_part(pooling, gradients.pooling)
@@ -55,7 +57,7 @@ def gradient(model, variables, images, classes):
   return saliency.gradient_times_input(_score(model, variables, classes), images)
 
 
-def integrated(model, variables, images, classes, *, steps=32, baseline=0.0):
+def integrated_gradients(model, variables, images, classes, *, steps=32, baseline=0.0):
   """Returns integrated gradients of the class's logit, see `saliency.integrated_gradients`."""
   score = _score(model, variables, classes)
   return saliency.integrated_gradients(score, images, baseline, steps)
@@ -66,7 +68,7 @@ KINDS = {
   'attention': attention,
   'class_rollout': class_rollout,
   'gradient': gradient,
-  'integrated': integrated,
+  'integrated': integrated_gradients,
 }
 OF_A_CLASS = ('class_rollout', 'gradient', 'integrated')
 
@@ -82,7 +84,7 @@ def _score(model, variables, classes):
 def _read(model, rows, pooling, grid):
   reader = weights.reader(model, pooling, rows.shape[-1], grid)
   row = jnp.matmul(reader, rows, precision='highest')[:, 0]  # [B, N]
-  return weights.on_grid(row, grid)
+  return weights.reshape_to_grid(row, grid)
 
 
 def _one_head(x: jax.Array | None, head: int | None = None):

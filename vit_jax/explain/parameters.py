@@ -42,7 +42,7 @@ def filters_pca(kernel, n: int | None = None) -> Components:
   )
 
 
-def to_show(filters) -> np.ndarray:
+def rescale(filters) -> np.ndarray:
   """Returns filters [n, ph, pw, C] as float32, each scaled from its range to [0, 1]."""
   filters = np.asarray(filters, np.float32)
   low = filters.min((1, 2, 3), keepdims=True)

@@ -28,10 +28,10 @@ class Attention(NamedTuple):
 def attention(model, variables, images) -> tuple[Attention, tuple[int, int]]:
   """Returns (weights, (h, w) of the grid of patches) of a batch."""
   _, sown, grid = _apply(model, variables, images)
-  return _sorted(model, sown), grid
+  return _sort_layers(model, sown), grid
 
 
-def with_gradients(
+def attention_and_gradients(
   model, variables, images, classes
 ) -> tuple[Attention, Attention, tuple[int, int]]:
   """Returns (weights, gradients of the classes' logits by them, (h, w)).
@@ -40,7 +40,7 @@ def with_gradients(
     classes: int [B], one per image.
   """
   shapes = jax.eval_shape(lambda: _apply(model, variables, images)[1])
-  zeros = jax.tree.map(jnp.zeros_like, _unpacked(shapes))
+  zeros = jax.tree.map(jnp.zeros_like, _unpack(shapes))
 
   def score(perturbations):
     perturbed = {**variables, 'perturbations': perturbations}
@@ -48,7 +48,7 @@ def with_gradients(
     return jnp.take_along_axis(logits, classes[:, None], 1).sum(), (sown, grid)
 
   gradients, (sown, grid) = jax.grad(score, has_aux=True)(zeros)
-  return _sorted(model, sown), _sorted(model, gradients), grid
+  return _sort_layers(model, sown), _sort_layers(model, gradients), grid
 
 
 def reader(
@@ -77,7 +77,7 @@ def reader(
   return (first + shares) / 2 if classifier == 'token_mean' else shares
 
 
-def on_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
+def reshape_to_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
   """Returns the part of a row [B, N] on the patches, the last h * w tokens: [B, h, w]."""
   h, w = grid
   return row[:, row.shape[1] - h * w :].reshape(-1, h, w)
@@ -112,12 +112,12 @@ def _prompts_change(model) -> bool:
   return len(at.blocks) > 1 or not at.blocks[0].endswith('_0') or bool(prompts.pool)
 
 
-def _unpacked(sown: dict) -> dict:
+def _unpack(sown: dict) -> dict:
   """Returns plain arrays for the tuples of one array that `sow` wrote."""
   return jax.tree.map(lambda x: x[0], sown, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def _sorted(model, sown: dict) -> Attention:
+def _sort_layers(model, sown: dict) -> Attention:
   family = models.family_of(model)
   layers, pooling = {}, None
   for name, x in trees.flatten(sown).items():

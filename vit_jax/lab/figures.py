@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vit_jax import config as config_lib
 from vit_jax import files, terminal
 from vit_jax.errors import UserError, choose
-from vit_jax.evaluators import declared
+from vit_jax.evaluators import find_metric
 from vit_jax.lab import published, table
 from vit_jax.tools.figures.drawn import Drawn
 from vit_jax.tools.inspect.model import cost
@@ -47,7 +47,7 @@ def read(folder: str, metric: str | None = None) -> Result:
   config, place = config_lib.read(folder), files.path(folder)
   rows, _ = metrics.read_rows(place / 'metrics.jsonl')
   values = {k: v for k, v in metrics.last_values(rows).items() if math.isfinite(v)}
-  kinds = {key: declared(key, config['evals']) for key in values}
+  kinds = {key: find_metric(key, config['evals']) for key in values}
   if not metric:
     shares = (k for k, kind in kinds.items() if kind.percent and kind.larger_is_better)
     best = config.get('checkpoint', {}).get('best')

@@ -288,15 +288,15 @@ class Evaluation(OneSplit):
   def run(self, predict: Callable, variables) -> dict[str, float]:
     """Returns loss, accuracy (not of pixels), examples; bad_images if there are any."""
     totals = {'examples': 0.0}
-    for sums in self.stepped(predict, variables):
+    for sums in self.run_steps(predict, variables):
       totals = {name: float(x) + totals.get(name, 0) for name, x in sums.items()}
     examples = totals.pop('examples')
     means = {name: total / examples for name, total in totals.items() if examples}
-    return self.with_counts(means, examples, examples)
+    return self.add_counts(means, examples, examples)
 
   def measure(self, predict, variables, batch) -> dict:
     """Returns sums over a batch."""
-    batch = self.batches.on_device(batch)
+    batch = self.batches.finish_on_device(batch)
     out = predict(variables, batch)
     real = batch['mask'] > 0
     # `where`, since 0 x nan of a padded row would be nan

@@ -22,7 +22,7 @@ import jax
 
 from vit_jax import cli, files, models, optim, terminal
 from vit_jax import config as config_lib
-from vit_jax.check import reported
+from vit_jax.check import prefix_errors
 from vit_jax.config import DURATIONS
 from vit_jax.errors import DiskFull, Diverged, RunError, Stopped, UserError
 from vit_jax.lab import table
@@ -154,7 +154,7 @@ def _check(config: dict, model: Mapping) -> None:
     cost({'num_classes': getattr(source, 'num_classes', None) or 10, **model}, shape)
   if source is not None or config.get('epochs') is None:
     steps = config_lib.total_steps(config, len(source or ()), data['batch_size'])
-    with reported('config.optim'):
+    with prefix_errors('config.optim'):
       optim.build(
         **config['optim'], total_steps=steps, family=models.family(model['name'])
       )
@@ -201,7 +201,7 @@ class Results:
       return f'{run.name}  failed: {outcome}'
     self.write()
     keys = table.metrics([outcome], self.evals, self.grid.pick)[:2]
-    return f'{run.name}  {progress.shown({k: outcome[k] for k in keys}, self.evals)}'
+    return f'{run.name}  {progress.format_numbers({k: outcome[k] for k in keys}, self.evals)}'
 
   def write(self) -> None:
     """Writes results.csv and table.md, if any run has a result."""

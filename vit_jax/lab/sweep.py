@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vit_jax import cli, terminal
 from vit_jax import config as config_lib
-from vit_jax.check import reported
+from vit_jax.check import prefix_errors
 from vit_jax.errors import UserError, choose
 from vit_jax.lab import runner
 from vit_jax.lab.ablations import ABLATIONS, Ablation
@@ -108,7 +108,7 @@ def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
   with runner.named('--set'):
     config = assigned(base, common)
     values = combinations(config, several)
-  with reported(f'--ablation {args.ablation}'):
+  with prefix_errors(f'--ablation {args.ablation}'):
     cells = _crossed(ablation.cells(config), values)
     _check_effect(ablation, base, cells, common)
   cells = _selected(cells, args.cells)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vit_jax import config as config_lib
 from vit_jax import files
-from vit_jax.evaluators import declared
+from vit_jax.evaluators import find_metric
 from vit_jax.tools import out_folder
 from vit_jax.tools.inspect.model import cost
 from vit_jax.train import metrics as metrics_lib
@@ -41,7 +41,7 @@ def row(folder: Path, cell: str, changes: Mapping, seed: int) -> dict:
       key: value
       for key, value in metrics_lib.last_values(rows).items()
       if key == 'train/loss'
-      or not (key.startswith(('time/', 'train/')) or declared(key, evals).detail)
+      or not (key.startswith(('time/', 'train/')) or find_metric(key, evals).detail)
     },
     'seconds': round(_seconds(rows, config['data']['batch_size']), 2),
   }
@@ -104,7 +104,7 @@ def mean(rows: Sequence[dict], metric: str | None) -> Mean | None:
 def metrics(rows: Sequence[dict], evals: dict, first: str | None = None) -> list[str]:
   """Returns top-1 and few-shot accuracies, or else all shares; `first` leads them."""
   keys = list(dict.fromkeys(key for each in rows for key in each if '/' in key))
-  kinds = {key: declared(key, evals) for key in keys}
+  kinds = {key: find_metric(key, evals) for key in keys}
   shares = [k for k in keys if kinds[k].percent and kinds[k].larger_is_better]
   main = [key for pattern in _MAIN for key in shares if re.fullmatch(pattern, key)]
   main = main or shares or [key for key in keys if not key.startswith('train/')]
@@ -137,7 +137,7 @@ def cells(records: Sequence[dict], evals: dict) -> list[dict[str, str]]:
   )
   costs = [cost for cost in costs if differ(cost[1])]
   metrics = list(dict.fromkeys(key for x in records for key in x['metrics']))
-  percent = {key: declared(key, evals).percent for key in metrics}
+  percent = {key: find_metric(key, evals).percent for key in metrics}
   return [
     {
       'cell': x['cell'],

@@ -65,7 +65,7 @@ class Classify:
       images, targets = self.mixing(images, targets, batch['weight'], rng)
     return {**batch, 'image': images, 'target': targets}
 
-  def per_example(self, logits, batch: dict):
+  def example_losses(self, logits, batch: dict):
     """Returns the losses [B] of a prepared batch; a subclass may add terms."""
     return self.loss_fn(logits, batch['target'])
 
@@ -86,7 +86,7 @@ class Classify:
       mutable=['batch_stats'],
     )
     right = losses.is_label(logits.argmax(-1), batch['label'])
-    loss = jnp.sum(batch['weight'] * self.per_example(logits, batch))
+    loss = jnp.sum(batch['weight'] * self.example_losses(logits, batch))
     metrics = {'loss': loss, 'accuracy': jnp.sum(batch['weight'] * right)}
     return loss, (metrics, updated.get('batch_stats', {}))
 

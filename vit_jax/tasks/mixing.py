@@ -89,13 +89,15 @@ def _cutmix(rng, alpha: float, shape, images):
   box_rng, y_rng, x_rng = jax.random.split(rng, 3)
   side = jnp.sqrt(1 - jax.random.beta(box_rng, alpha, alpha, shape))
 
-  def outside(rng, length):  # bool [n, length]
+  def keep_outside(rng, length):  # bool [n, length]
     centre = jax.random.randint(rng, shape, 0, length)
     half = jnp.floor(length * side).astype(jnp.int32) // 2
     at = jnp.arange(length)
     return (at < (centre - half)[:, None]) | (at >= (centre + half)[:, None])
 
-  keep = outside(y_rng, height)[:, :, None] | outside(x_rng, width)[:, None, :]
+  keep = (
+    keep_outside(y_rng, height)[:, :, None] | keep_outside(x_rng, width)[:, None, :]
+  )
   keep = keep[..., None].astype(images.dtype)
   return keep.mean((1, 2, 3)), keep
 

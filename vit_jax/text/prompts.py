@@ -19,7 +19,7 @@ TEMPLATES = ('openai', 'simple')
 
 
 @functools.cache
-def _published() -> dict[str, list[str]]:
+def _read_published() -> dict[str, list[str]]:
   return json.loads(Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
 
 
@@ -33,7 +33,7 @@ def templates(name: str | None) -> Sequence[str]:
   if name is None:
     return ('{}',)
   if name in TEMPLATES:
-    return _published()[name]
+    return _read_published()[name]
   lines = [name] if '{}' in name else _lines(name)
   if not lines:
     raise UserError(
@@ -69,7 +69,7 @@ def words(class_names: Sequence[str]) -> list[str]:
   published names; in others '_' is a space.
   """
   ids, ours = imagenet.wordnet_ids('imagenet1k'), imagenet.class_names('imagenet1k')
-  edited = _published()['imagenet1k']
+  edited = _read_published()['imagenet1k']
   if list(class_names) == ours:  # two classes have one name there
     return edited
   published = dict(zip([*ours, *ids], [*edited] * 2, strict=True))

@@ -31,7 +31,7 @@ def _spaces(text: str) -> str:
   return ' '.join(text.split())
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
   return html.unescape(html.unescape(unicodedata.normalize('NFC', text)))
 
 
@@ -43,9 +43,9 @@ def _canonical(text: str) -> str:
 CLEAN: dict[str, Callable[[str], str]] = {
   'none': lambda text: text,  # transformers' CLIP: tokenizer.json has it all
   # As open_clip names them; the first is OpenAI's too.
-  'lower': lambda text: _spaces(_unescaped(text)).lower(),
-  'whitespace': lambda text: _spaces(_unescaped(text)),
-  'canonicalize': lambda text: _canonical(_unescaped(text)),
+  'lower': lambda text: _spaces(_unescape(text)).lower(),
+  'whitespace': lambda text: _spaces(_unescape(text)),
+  'canonicalize': lambda text: _canonical(_unescape(text)),
   'big_vision': _canonical,  # SigLIP
   # transformers' SigLIP
   'siglip': lambda text: _spaces(text.lower().translate(_PUNCTUATION)),

@@ -124,7 +124,7 @@ class Step:
     mesh = sharding.make_mesh(1, devices=jax.local_devices()[:1])
     params = trees.flatten(subject.shapes['params'])
     spec = subject.spec(batch)
-    with jax.set_mesh(mesh), runtime.out_of_memory():
+    with jax.set_mesh(mesh), runtime.report_out_of_memory():
       start = time.perf_counter()
       values = {name: _initial(name, x) for name, x in params.items()}
       if mode == 'train':
@@ -134,7 +134,7 @@ class Step:
       else:
         others = {k: x for k, x in subject.shapes.items() if k != 'params'}
         state = {**jax.tree.map(_random, others), 'params': trees.unflatten(values)}
-        place = lambda: jax.device_put(state, sharding.replicated(mesh))
+        place = lambda: jax.device_put(state, sharding.replicated_sharding(mesh))
         spec = {'image': spec['image']}
         shapes = sharding.abstract(jax.eval_shape(lambda: state), mesh)
 
@@ -142,7 +142,7 @@ class Step:
           images = pipeline.scale_on_device(batch)['image']
           return variables, subject.logits(variables, images)
 
-        lowered = runtime.traced(forward, shapes, spec, mesh).lower()
+        lowered = runtime.trace_step(forward, shapes, spec, mesh).lower()
       self._program = lowered.compile(runtime.options())
       self.compile_s = time.perf_counter() - start
       self.memory = runtime.memory(self._program)['bytes']
@@ -162,7 +162,7 @@ class Step:
 
     pending: deque = deque()
     start = time.perf_counter()
-    with runtime.out_of_memory():
+    with runtime.report_out_of_memory():
       for _ in range(steps):
         self._state, out = self._program(self._state, self._batch)
         pending.append(out)

@@ -59,7 +59,7 @@ def _zero_shot(args, loaded):
   from vit_jax import models, trees, weights
 
   loaded = zero_shot.classifier(args, loaded)
-  model, flat = loaded.model, trees.named(loaded.variables)
+  model, flat = loaded.model, trees.flatten_variables(loaded.variables)
   names = loaded.format, models.name_of(model), models.fields_of(model)
   rest = loaded.image_size, loaded.channels, loaded.class_names, loaded.pp
   return weights.Source(loaded.source, *names, flat, *rest, unused=[])

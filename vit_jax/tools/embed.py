@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
   """Writes the file, prints its size and the images that could not be read."""
   args = _parser().parse_args(argv)
   features.arrow()
-  out = files.on_disk(args.out, '--out')
+  out = files.local_path(args.out, '--out')
   if out.suffix != features.SUFFIX or out.is_dir():
     raise UserError(f'--out {out}: expected FILE{features.SUFFIX}.')
   out_folder.check(str(out.parent))

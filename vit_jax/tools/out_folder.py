@@ -17,7 +17,7 @@ def check(name: str, flag: str = '--out') -> Path:
   Args:
     flag: that names the folder, for errors.
   """
-  path = files.on_disk(name, flag).absolute()
+  path = files.local_path(name, flag).absolute()
   there = next(p for p in (path, *path.parents) if p.exists())
   if not there.is_dir():
     raise UserError(f'{flag} {name}: {there} is a file.')

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
   with tempfile.TemporaryDirectory(prefix='vit_jax-') as place:
     folder = Path(place) / 'model'
     if args.out or args.dry_run:
-      folder = files.on_disk(args.out or args.repo.replace('/', '-'), '--out')
+      folder = files.local_path(args.out or args.repo.replace('/', '-'), '--out')
       if folder.exists():
         raise UserError(f'{folder} is there already: --out FOLDER names another.')
     api = None if args.dry_run else client()
@@ -116,7 +116,7 @@ def write(args, folder: Path) -> dict:
     'class_names': loaded.class_names,
     'license': args.license or licence.name or UNKNOWN,
     'stated': bool(args.license),
-    'origin': licence.origin and shown(licence.origin),
+    'origin': licence.origin and hide_folders(licence.origin),
     'base': base and base[1],
     'dataset': _dataset(config),
     'config': public(config),
@@ -160,7 +160,7 @@ def _run(folder: Path, step: int) -> tuple[dict, dict[str, str]]:
   config, results = config_lib.read(folder), {}
   evals = config.get('evals', {})
   for name, value in (steps.Steps(folder, config).metrics.get(step) or {}).items():
-    declared = evaluators.declared(name, evals)
+    declared = evaluators.find_metric(name, evals)
     of_evaluation = name.partition('/')[0] in evals
     if of_evaluation and declared.larger_is_better is not None and math.isfinite(value):
       results[name] = value, f'{value:.2%}' if declared.percent else f'{value:.6g}'
@@ -204,10 +204,10 @@ def public(value):
     return {key: public(x) for key, x in value.items() if key not in hidden}
   if isinstance(value, list | tuple):
     return [public(item) for item in value]
-  return shown(value) if isinstance(value, str) else value
+  return hide_folders(value) if isinstance(value, str) else value
 
 
-def shown(text: str) -> str:
+def hide_folders(text: str) -> str:
   """Returns 'folder:/home/me/photos' as 'folder:photos', gs://bucket/a unchanged."""
   return re.sub(
     r'(?<![\w:/])(folder:|records:|arrays:)?(~|\.{1,2})?/(?:[^/|]*/)*',

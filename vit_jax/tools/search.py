@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     raise UserError('search takes images, --text or --near_duplicates COSINE.')
   if threshold is not None and not 0 < threshold <= 1:
     raise UserError(f'--near_duplicates {threshold}: a cosine above 0, at most 1.')
-  page = args.page and files.on_disk(args.page, '--page')
+  page = args.page and files.local_path(args.page, '--page')
   if page:
     out_folder.check(str(page.parent), '--page')
   file = features.File(args.features)
@@ -127,14 +127,14 @@ def _duplicates(chunks, threshold: float, paths: list[str]) -> list[dict]:
   """Returns {images, with similarities to the first} of groups, the largest first."""
   x = np.concatenate([*chunks])
   x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
-  labels = linked(x, threshold)
+  labels = link_rows(x, threshold)
   order = np.argsort(labels, kind='stable')
   groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
   groups = sorted((rows for rows in groups if len(rows) > 1), key=len, reverse=True)
   return [_images(paths, x[rows] @ x[rows[0]], rows) for rows in groups]
 
 
-def linked(x: np.ndarray, threshold: float) -> np.ndarray:
+def link_rows(x: np.ndarray, threshold: float) -> np.ndarray:
   """Returns for every row the first row of its group, int [N].
 
   Two rows are in one group if a chain of rows links them whose neighbours' products are at
@@ -208,7 +208,7 @@ def _page(name: str, groups: list[dict]) -> str:
     sections.append((title, note, [(*row, picture(row[0])) for row in rows]))
   note = _rest(len(groups) - _GROUPS, 'groups')
   title = f'Similar images: {Path(name).name}'
-  return page.filled('search.html', title=title, sections=sections, note=note)
+  return page.fill_template('search.html', title=title, sections=sections, note=note)
 
 
 def _rest(number: int, noun: str) -> str:

@@ -82,7 +82,7 @@ def predictor(loaded, mesh) -> tuple:
     logits, features = loaded.model.apply(variables, batch['image'])
     return {**features, 'logits': logits}
 
-  return predict, jax.device_put(loaded.variables, sharding.replicated(mesh))
+  return predict, jax.device_put(loaded.variables, sharding.replicated_sharding(mesh))
 
 
 def print_values(args, record: dict, values: dict, metrics, notes: list[str]) -> None:
@@ -104,4 +104,4 @@ def print_values(args, record: dict, values: dict, metrics, notes: list[str]) ->
   for name in values:
     metric = base.find(metrics, name)
     if not metric.detail:
-      print(f'{name:12} {metric.with_std(values, name)}')
+      print(f'{name:12} {metric.format_with_std(values, name)}')

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import distributed, evaluators, files
-from vit_jax.check import reported
+from vit_jax.check import prefix_errors
 from vit_jax.errors import Preempted, UserError
 from vit_jax.evaluators import class_match, predictions
 from vit_jax.train import metrics
@@ -56,7 +56,7 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
     if 'data' in section:
       provided = {'model_classes': num_classes, 'bad_log': workdir / 'bad_images.jsonl'}
       section['data'] = provided | section['data']
-    with reported(f'config.evals.{name}'):
+    with prefix_errors(f'config.evals.{name}'):
       evaluator = evaluators.build(
         **section, mesh=mesh, check_stop=check_stop, model=model
       )

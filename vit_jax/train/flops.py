@@ -24,7 +24,7 @@ def count(fn: Callable, *args) -> int:
       `while` loop (how many turns?), a foreign kernel, a Pallas kernel without a
       `cost_estimate`.
   """
-  return of_jaxpr(jax.make_jaxpr(fn)(*args).jaxpr)
+  return count_jaxpr(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
 def exa_training(forward: float, examples: float) -> float:
@@ -36,7 +36,7 @@ def exa_training(forward: float, examples: float) -> float:
   return 3 * forward * examples / 1e18
 
 
-def of_jaxpr(jaxpr) -> int:
+def count_jaxpr(jaxpr) -> int:
   """Returns the operations of a traced function, see `count`."""
   return sum(_count_equation(equation) for equation in jaxpr.eqns)
 
@@ -55,7 +55,7 @@ def _count_equation(equation) -> int:
   if name in ('pallas_call', 'ffi_call'):
     raise NotImplementedError(f'Cannot count the operations of a {name}.')
 
-  inner = [of_jaxpr(jaxpr) for jaxpr in inner_jaxprs(params)]
+  inner = [count_jaxpr(jaxpr) for jaxpr in inner_jaxprs(params)]
   if name == 'cond':
     return max(inner)
   if name == 'while' and any(inner):

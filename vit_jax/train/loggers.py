@@ -119,7 +119,7 @@ class Mlflow:
     self._client.set_terminated(self.id, 'KILLED' if failed else 'FINISHED')
 
 
-def _installed(where: str, value, section) -> None:
+def _check_installed(where: str, value, section) -> None:
   package = where.rpartition('.')[2]
   if importlib.util.find_spec(package) is None:
     raise UserError(f"{where} needs {package}: pip install 'vit_jax[{package}]'.")
@@ -133,8 +133,8 @@ class Log:
   tensorboard: bool = True
   profile: bool = False  # write a profile of a few steps to WORKDIR/profile
   report: bool = True  # `vit_jax train` writes WORKDIR/report.html at the end
-  wandb: Annotated[str | None, _installed] = None  # a project
-  mlflow: Annotated[str | None, _installed] = None  # an experiment
+  wandb: Annotated[str | None, _check_installed] = None  # a project
+  mlflow: Annotated[str | None, _check_installed] = None  # an experiment
 
 
 class Loggers:
@@ -148,11 +148,11 @@ class Loggers:
     ids = _read(workdir / IDS)
     for name, service in (('wandb', Wandb), ('mlflow', Mlflow)):
       if place := getattr(log, name):
-        with self._guarded(name):
+        with self._guard(name):
           self._open[name] = service(place, workdir, config, ids.get(name))
           ids[name] = self._open[name].id
     if log.tensorboard:
-      with self._guarded('tensorboard'):
+      with self._guard('tensorboard'):
         self._open['tensorboard'] = TensorBoard(workdir, step)
     if ids:
       files.replace(workdir / IDS, json.dumps(ids))
@@ -160,24 +160,24 @@ class Loggers:
   def write(self, step: int, values: dict) -> None:
     """Adds numbers of a step to each; a resumed run repeats some."""
     for name, logger in list(self._open.items()):
-      with self._guarded(name):
+      with self._guard(name):
         logger.write(step, values)
 
   def flush(self) -> None:
     """Copies TensorBoard's events to the run's folder in a bucket."""
     if events := self._open.get('tensorboard'):
-      with self._guarded('tensorboard'):
+      with self._guard('tensorboard'):
         events.flush()
 
   def close(self) -> None:
     """Ends them: as failed if it is called while an exception ends the run."""
     failed = sys.exc_info()[0] is not None
     for name, logger in list(self._open.items()):
-      with self._guarded(name):
+      with self._guard(name):
         logger.close(failed)
 
   @contextlib.contextmanager
-  def _guarded(self, name: str):
+  def _guard(self, name: str):
     try:
       yield
     except Exception as error:

@@ -10,7 +10,7 @@ from vit_jax.errors import Diverged, Preempted
 from vit_jax.train import status
 from vit_jax.train.evaluations import stop_reason, write_predictions
 from vit_jax.train.progress import Record
-from vit_jax.train.runtime import MAX_IN_FLIGHT, out_of_memory, profiler
+from vit_jax.train.runtime import MAX_IN_FLIGHT, profiler, report_out_of_memory
 
 
 class Loop:
@@ -30,7 +30,10 @@ class Loop:
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
     """Steps to the end, evaluating, saving and stopping when due."""
     self._write_status('running')
-    with out_of_memory(), profiler(self.record.log.profile, self.workdir) as profile:
+    with (
+      report_out_of_memory(),
+      profiler(self.record.log.profile, self.workdir) as profile,
+    ):
       try:
         # An evaluation that a stop cut off is still due at the restored step.
         self._evaluate()
@@ -62,7 +65,7 @@ class Loop:
     # One bad step is too many at the end, whose state is the result. From the state, not
     # from this process's memory: a restart must agree.
     if bad := int(self.state.counters['skipped_in_a_row']):
-      raise self._diverged(
+      raise self._divergence(
         f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'
       )
     digest = fingerprint.digest(fingerprint.fingerprints(self.state))
@@ -90,14 +93,16 @@ class Loop:
       bad = int(values['skipped_in_a_row'])  # waits for the step
       self.record.train(step, values)
       if bad and bad >= self.config['max_bad_steps']:
-        raise self._diverged(
+        raise self._divergence(
           f'{bad} steps in a row, up to step {step}, had a non-finite loss or gradient.'
         )
 
   def _due_evals(self) -> list[str]:
     """Returns the names of evaluations that this step calls for and lacks."""
     due = [k for k, v in self.evals.items() if v.is_due(self.step, self.total)]
-    done = {key.split('/')[0] for key in self.record.at(self.step)} if due else ()
+    done = (
+      {key.split('/')[0] for key in self.record.numbers_at(self.step)} if due else ()
+    )
     return [name for name in due if name not in done]
 
   def _evaluate(self) -> None:
@@ -111,11 +116,11 @@ class Loop:
 
   def _save(self) -> None:
     self.record.flush()  # rows up to here are there before the state is
-    values = self.record.at(self.step)
+    values = self.record.numbers_at(self.step)
     if not self.checkpoints.save(self.state, {'config': self.config}, values):
-      raise self._diverged(f'The state is not finite after step {self.step}.')
+      raise self._divergence(f'The state is not finite after step {self.step}.')
 
-  def _diverged(self, reason: str) -> Diverged:
+  def _divergence(self, reason: str) -> Diverged:
     self.checkpoints.wait()
     return Diverged(
       f'{reason} Newest good checkpoint: {self.checkpoints.latest()}. Lower '

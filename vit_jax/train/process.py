@@ -94,9 +94,9 @@ class StopSignal:
     return self.requested
 
   def _install(self) -> None:
-    self._previous = {n: signal.signal(n, self._on_signal) for n in _SIGNALS}
+    self._previous = {n: signal.signal(n, self._handle_signal) for n in _SIGNALS}
 
-  def _on_signal(self, *_):
+  def _handle_signal(self, *_):
     self.requested = True
 
   def _listen(self, read: int) -> None:
@@ -144,7 +144,7 @@ _until_exit = contextlib.ExitStack()  # never closed
 
 
 @contextlib.contextmanager
-def watched_peers() -> Iterator[None]:
+def watch_peers() -> Iterator[None]:
   """While active: when a peer dies, prints one line and exits with code 75.
 
   To be entered before `distributed.start`.
@@ -192,7 +192,7 @@ def _handle_abort() -> None:
   # Not by the module `signal`, whose handlers wait for the main thread: this one runs in
   # the thread that aborts, which would not wait.
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
-  def on_abort(number):
+  def handle_abort(number):
     log = _end_of_log()
     if reason := reason_of_abort(log):
       if _exit_code is None:
@@ -204,8 +204,8 @@ def _handle_abort() -> None:
     libc.signal(number, before)
     signal.raise_signal(number)
 
-  before = libc.signal(signal.SIGABRT, ctypes.cast(on_abort, ctypes.c_void_p))
-  _until_exit.callback(lambda: on_abort)  # keeps it alive
+  before = libc.signal(signal.SIGABRT, ctypes.cast(handle_abort, ctypes.c_void_p))
+  _until_exit.callback(lambda: handle_abort)  # keeps it alive
 
 
 def _end_of_log() -> str:

@@ -10,7 +10,7 @@ import tqdm
 
 from vit_jax import distributed, files, tasks, terminal
 from vit_jax.data import bad_images
-from vit_jax.evaluators import declared
+from vit_jax.evaluators import find_metric
 from vit_jax.train import loggers, metrics
 from vit_jax.train.metrics import TIME, last_values
 from vit_jax.train.status import count
@@ -117,7 +117,7 @@ class Record:
     """Records the numbers of an evaluation."""
     row = {f'{name}/{key}': value for key, value in values.items()}
     self.write(step, row | self._clock())
-    text = f'step {step:<{len(str(self._total))}}  {shown(row, self._evals)}'
+    text = f'step {step:<{len(str(self._total))}}  {format_numbers(row, self._evals)}'
     if (value := row.get(self._best)) is not None:
       larger = metrics.larger_is_better(self._best, self._evals)
       every = [row[self._best] for row in self.rows if self._best in row]
@@ -129,7 +129,7 @@ class Record:
   def _clock(self) -> dict[str, float]:
     return {f'{TIME}seconds': round(time.perf_counter() - self._opened, 3)}
 
-  def at(self, step: int) -> dict[str, float]:
+  def numbers_at(self, step: int) -> dict[str, float]:
     """Returns all numbers of a step."""
     return last_values([row for row in self.rows if row['step'] == step])
 
@@ -139,14 +139,16 @@ def _number(value):
   return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def shown(values: dict, evals: dict) -> str:
+def format_numbers(values: dict, evals: dict) -> str:
   """Returns 'test/top1  98.11%  test/loss  0.0813': the numbers of a row that are judged.
 
   Counts and single seeds are left out; rows of one evaluation have aligned columns.
   """
-  every = {k: declared(k, evals) for k in values}
+  every = {k: find_metric(k, evals) for k in values}
   judged = [k for k, m in every.items() if not (m.detail or m.larger_is_better is None)]
-  return '  '.join(f'{k} {every[k].with_std(values, k, 7)}' for k in judged or every)
+  return '  '.join(
+    f'{k} {every[k].format_with_std(values, k, 7)}' for k in judged or every
+  )
 
 
 def parameter_table(params: dict, trained: dict) -> str:
@@ -172,11 +174,11 @@ def summary(
   values, evals = last_values(rows), config.get('evals', {})
   measured = [k for k in values if not k.startswith((TIME, 'train/'))]
   measured += ['train/loss'] * ('train/loss' in values)
-  results = {k: m for k in measured if not (m := declared(k, evals)).detail}
+  results = {k: m for k in measured if not (m := find_metric(k, evals)).detail}
   width = max(map(len, results), default=0)
   lines = ['', f'Done: {status["step"]:,} steps in {seconds:.0f} s.', '']
   for key, metric in results.items():
-    lines.append(f'  {key:<{width}}   {metric.with_std(values, key, 7)}')
+    lines.append(f'  {key:<{width}}   {metric.format_with_std(values, key, 7)}')
   lines += ['', f'In {workdir}: metrics.jsonl, config.json, status.json, checkpoints/.']
   if (log := workdir / LOG_FILE).exists():
     lines.append(f'Messages of libraries: {log}')

@@ -33,7 +33,7 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
     old = config_lib.read(workdir)
   except config_lib.Unreadable as error:
     lost, where = error, f'The copy of the config in {saved.directory}'
-    old = config_lib.checked(saved.meta().get('config'), where)
+    old = config_lib.check_written(saved.meta().get('config'), where)
     distributed.say(f'{error} The copy in the checkpoints takes its place.')
   keys = old['resolved'].get('inferred', old['model'])
   if 'name' in config['model']:  # the weights told the backbone alone

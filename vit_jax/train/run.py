@@ -12,7 +12,7 @@ import jax
 
 from vit_jax import config as config_lib
 from vit_jax import distributed, files, kernels, models, sharding, tasks, trees, weights
-from vit_jax.check import reported
+from vit_jax.check import prefix_errors
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
@@ -55,11 +55,11 @@ def train(
   config = schema.check(config)
   with contextlib.ExitStack() as stack:
     enter = stack.enter_context
-    enter(folder.named_errors(workdir))
+    enter(folder.explain_errors(workdir))
     existed = files.path(workdir).exists()
     stop = enter(StopSignal())  # before there is a folder to leave behind
     workdir = enter(folder.lock(workdir))
-    enter(folder.removed_unless_begun(workdir, existed, stop))
+    enter(folder.remove_unless_begun(workdir, existed, stop))
     _check_files(workdir)
     enter(folder.noise_to_log(workdir))
     mesh = sharding.make_mesh(**config['mesh'])
@@ -73,7 +73,7 @@ def train(
     config = config if config['weights'] else opened
     if resumes:
       config = resume.resumed(config, workdir, saved)
-      if results := status.of_finished(workdir, config, saved):
+      if results := status.read_finished(workdir, config, saved):
         print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
     evals = evaluations.build(config, workdir, mesh, stop)
@@ -88,7 +88,7 @@ def train(
     described += [*evaluations.describe(evals), *lines]
     print('Data:', *described, sep='\n  ', flush=True)
 
-    trainer = Trainer(config, data.spec, mesh, data.on_device)
+    trainer = Trainer(config, data.spec, mesh, data.finish_on_device)
     any_size = trainer.family.any_size(models.fields_of(trainer.model))
     evaluations.check_sizes(config, evals, any_size)
     abstract = trainer.abstract_state
@@ -96,8 +96,8 @@ def train(
     if resumes:
       saved.check(abstract, initial)
     # An error until here has left an older run's files as they were.
-    enter(status.on_failure(workdir, saved))
-    enter(folder.named_errors(workdir))
+    enter(status.record_failure(workdir, saved))
+    enter(folder.explain_errors(workdir))
     metrics.write_json(workdir / 'config.json', config)
     params = trainer.abstract_params
     print(progress.parameter_table(params, abstract.params), flush=True)
@@ -168,7 +168,7 @@ def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
   # With other files, or the same in another order, each host would take its share of a
   # different data set. Installed packages matter: they decide which files are images.
   digits = int(data.fingerprint[:7], 16)
-  if not distributed.agree(distributed.from_first(digits) == digits):
+  if not distributed.agree(distributed.broadcast_first(digits) == digits):
     raise UserError(
       f'{data.source.name} is not the same for all processes: process '
       f'{jax.process_index()} has {data.num_examples:,} examples, fingerprint '
@@ -237,7 +237,7 @@ def _from_weights(source, model, config, frozen) -> dict:
   """
   names = list(trees.flatten(frozen))
   if names and source is None and config['weights']:
-    with reported('config.weights.source'):
+    with prefix_errors('config.weights.source'):
       source = weights.from_section(**config['weights'])
   initial = {}
   if source:

@@ -56,7 +56,7 @@ def enable_compilation_cache() -> None:
   jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
-def traced(step, abstract, spec, mesh):
+def trace_step(step, abstract, spec, mesh):
   """Returns the traced step: state donated and placed, batch split, metrics on all.
 
   Args:
@@ -67,7 +67,7 @@ def traced(step, abstract, spec, mesh):
     for key, s in spec.items()
   }
   placed = jax.tree.map(lambda x: x.sharding, abstract)
-  out_shardings = (placed, sharding.replicated(mesh))
+  out_shardings = (placed, sharding.replicated_sharding(mesh))
   jitted = jax.jit(step, donate_argnums=0, out_shardings=out_shardings)
   return jitted.trace(abstract, batch)
 
@@ -94,7 +94,7 @@ def memory(program) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def out_of_memory(
+def report_out_of_memory(
   error_of=lambda why: OutOfMemory(f'Out of memory: {why} {SMALLER}'),
 ):
   """Replaces XLA's error for a lack of memory, a page long, by one line.
@@ -127,7 +127,7 @@ def profiler(enabled: bool, workdir: Path):
   steps = itertools.count()
   with contextlib.ExitStack() as stack:
 
-    def before_step() -> None:
+    def profile_step() -> None:
       step = next(steps)
       if enabled and step == PROFILED[0]:
         local = stack.enter_context(
@@ -138,4 +138,4 @@ def profiler(enabled: bool, workdir: Path):
       elif step == PROFILED[1]:
         stack.close()
 
-    yield before_step
+    yield profile_step

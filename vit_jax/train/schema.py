@@ -12,9 +12,9 @@ from vit_jax.check import (
   Section,
   Seed,
   bind,
-  known_keys,
+  check_keys,
   plain,
-  reported,
+  prefix_errors,
 )
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
@@ -41,7 +41,7 @@ def check_model(where: str, section: dict, config: dict) -> None:
 def _check_task(where: str, section: dict, config: dict) -> None:
   Named(tasks.TASKS)(where, section, config)
   if name := config.get('model', {}).get('name'):
-    with reported(where):
+    with prefix_errors(where):
       tasks.check_outputs(section['name'], name, models.family(name))
   classes = config.get('model', {}).get('num_classes')
   if classes is not None and not tasks.of(config).CLASSES:
@@ -124,7 +124,7 @@ def check(config: dict) -> dict:
 
   Opens nothing. A model that the weights will name is left to `check_model`.
   """
-  known_keys('config', config, SECTIONS)
+  check_keys('config', config, SECTIONS)
   plain('config', config)
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config

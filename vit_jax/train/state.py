@@ -37,7 +37,7 @@ class State:
     return dataclasses.replace(self, params=params, batch_stats=stats)
 
 
-def averaged(params: dict, stats: dict) -> dict:
+def averaged_tree(params: dict, stats: dict) -> dict:
   """Returns the tree that EMA and SWA average: trained parameters and batch statistics.
 
   Averaged parameters give other activations than the last ones, so evaluation needs
@@ -52,12 +52,14 @@ def init_state(
   """Returns the state at step 0 for batches of `spec`; traceable.
 
   Args:
-    initial: {name: array}, variables in place of fresh ones, see `trees.named`.
+    initial: {name: array}, variables in place of fresh ones, see `trees.flatten_variables`.
     rules: (regex, whether it trains), see `vit_jax.tune`.
   """
   variables = task.init(rng, spec)
-  flat = {name: initial.get(name, x) for name, x in trees.named(variables).items()}
-  variables = trees.variables(flat)
+  flat = {
+    name: initial.get(name, x) for name, x in trees.flatten_variables(variables).items()
+  }
+  variables = trees.unflatten_variables(flat)
   params, frozen = tune.partition(variables['params'], rules)
   stats = variables.get(trees.STATS, {})
   return State(
@@ -66,7 +68,9 @@ def init_state(
     frozen=frozen,
     batch_stats=stats,
     opt_state=optimizer.tx.init(params),
-    ema=jax.tree.map(jnp.copy, averaged(params, stats)) if optimizer.average else None,
+    ema=jax.tree.map(jnp.copy, averaged_tree(params, stats))
+    if optimizer.average
+    else None,
     counters={
       key: jnp.zeros((), jnp.int32) for key in ('skipped', 'skipped_in_a_row', 'masked')
     },

@@ -60,7 +60,7 @@ def checkpoints_of(checkpoints) -> dict[str, int | None]:
   return {'last_good_step': checkpoints.latest(), 'best_step': checkpoints.best_step()}
 
 
-def of_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
+def read_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   """Returns (status, rows) of a run with nothing left to do, else None."""
   status, path = read(workdir), workdir / FILE
   rows, damaged = metrics.read_rows(workdir / 'metrics.jsonl')
@@ -89,7 +89,7 @@ def already_finished(workdir: Path, config: dict, status: dict) -> str:
 
 
 @contextlib.contextmanager
-def on_failure(workdir: Path, checkpoints) -> Iterator[None]:
+def record_failure(workdir: Path, checkpoints) -> Iterator[None]:
   """Writes status.json when a run ends by an exception."""
   # Reads and caches the metrics of older steps now, while all processes take part.
   checkpoints_of(checkpoints)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.optim.optimizers import select
-from vit_jax.train.state import State, averaged
+from vit_jax.train.state import State, averaged_tree
 
 
 def make_step(task, optimizer, on_device, key):
@@ -29,7 +29,7 @@ def make_step(task, optimizer, on_device, key):
     step_key = jax.random.fold_in(key, state.step)
     loss_key, prepare_key = (jax.random.fold_in(step_key, i) for i in (0, 1))
 
-    batch, mask = without_masked(batch)
+    batch, mask = zero_masked(batch)
     batch = on_device(batch)
     # Weights sum to 1 over the whole batch, so that losses of micro-batches just add up.
     batch['weight'] = mask / jnp.maximum(mask.sum(), 1.0)
@@ -60,7 +60,7 @@ def make_step(task, optimizer, on_device, key):
     # The moving average of the updated parameters.
     ema = state.ema
     if optimizer.average:
-      average = optimizer.average(ema, averaged(params, stats), state.step)
+      average = optimizer.average(ema, averaged_tree(params, stats), state.step)
       ema = select(good, average, ema)
 
     old = state.counters
@@ -76,7 +76,7 @@ def make_step(task, optimizer, on_device, key):
   return step
 
 
-def without_masked(batch: dict) -> tuple[dict, jax.Array]:
+def zero_masked(batch: dict) -> tuple[dict, jax.Array]:
   """Returns (batch, mask), the batch with zeros for images and floats of masked examples.
 
   A weight of 0 keeps out neither a NaN, as 0 * nan is nan, nor pixels that are mixed into

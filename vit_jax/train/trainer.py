@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 
 from vit_jax import models, optim, sharding, tasks, trees, tune
-from vit_jax.check import reported
+from vit_jax.check import prefix_errors
 from vit_jax.errors import OutOfMemory
 from vit_jax.train import flops, runtime
 from vit_jax.train.state import State, init_state
@@ -52,12 +52,12 @@ class Trainer:
     image_shape = spec['image'].shape[1:]
     section = config.get('tune', {})
     tuned, rules = tune.attach(self.model, self.family, image_shape, **section)
-    with reported('config.task'):
+    with prefix_errors('config.task'):
       self.task = tasks.build(
         model=tuned, spec=spec, **{'name': tasks.DEFAULT, **config.get('task', {})}
       )
     total = config.get('resolved', {}).get('total_steps') or config['steps']
-    with reported('config.optim'):
+    with prefix_errors('config.optim'):
       self.optimizer = optim.build(
         **config['optim'], total_steps=total, family=self.family
       )
@@ -86,9 +86,9 @@ class Trainer:
     On CPUs it is compiled without LLVM's optimizations, which take longer than they save.
 
     Args:
-      initial: {name: array}, variables in place of fresh ones, see `trees.named`.
+      initial: {name: array}, variables in place of fresh ones, see `trees.flatten_variables`.
     """
-    places = trees.named(self.abstract_state.variables())
+    places = trees.flatten_variables(self.abstract_state.variables())
     initial = {
       name: jax.device_put(x, places[name].sharding)
       for name, x in (initial or {}).items()
@@ -101,10 +101,10 @@ class Trainer:
 
   def lower(self):
     """Lowers the step: state donated and placed, batch split, metrics on all devices."""
-    return self._traced().lower()
+    return self._trace().lower()
 
-  def _traced(self):
-    return runtime.traced(self.step, self.abstract_state, self.spec, self.mesh)
+  def _trace(self):
+    return runtime.trace_step(self.step, self.abstract_state, self.spec, self.mesh)
 
   def utilisation(self, images_per_s: float = 1.0) -> float | None:
     """Share of the devices' `runtime.PEAKS` that a step's products take (MFU), if known.
@@ -119,14 +119,14 @@ class Trainer:
       if self._config['model'].get('remat', 'none') != 'none':
         model = {**self._config['model'], 'remat': 'none'}
         plain = Trainer({**self._config, 'model': model}, self.spec, self.mesh)
-      operations = flops.of_jaxpr(plain._traced().jaxpr.jaxpr)
+      operations = flops.count_jaxpr(plain._trace().jaxpr.jaxpr)
       return operations / batch * images_per_s / (peak * self.mesh.size)
     return None
 
   def compile(self):
     """Compiles the step and prints the memory it needs; OutOfMemory if it cannot fit."""
     start = time.perf_counter()
-    with runtime.out_of_memory():
+    with runtime.report_out_of_memory():
       program = self.lower().compile(runtime.options())
     needs = runtime.memory(program)['bytes'] / 2**30
     has = runtime.device_memory(self.mesh.local_devices[0]) / 2**30

@@ -48,7 +48,7 @@ def lock(workdir) -> Iterator[Path]:
     except RunError as error:
       failure = error
   if several:  # a process whose leader was refused must not wait for it forever
-    if distributed.from_first(failure is not None) and failure is None:
+    if distributed.broadcast_first(failure is not None) and failure is None:
       failure = UserError(f'Process 0 could not lock {workdir}; its message says why.')
     same = distributed.agree((workdir / LOCK_FILE).exists())
     if failure is None and not same:
@@ -132,7 +132,7 @@ def _lock(file) -> None:
 
 
 @contextlib.contextmanager
-def removed_unless_begun(workdir: Path, existed: bool, stop) -> Iterator[None]:
+def remove_unless_begun(workdir: Path, existed: bool, stop) -> Iterator[None]:
   """Removes the folder if the run ends before its first step; a run's lock is held.
 
   Args:
@@ -204,7 +204,7 @@ class LocalFolder:
 
 
 @contextlib.contextmanager
-def named_errors(workdir) -> Iterator[None]:
+def explain_errors(workdir) -> Iterator[None]:
   """Raises `DiskFull` or `Unreachable` in place of errors that mean one."""
   try:
     with files.outages(workdir):

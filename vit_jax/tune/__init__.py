@@ -12,13 +12,13 @@ No model knows of this. Added parameters act by interception of the model's laye
 import flax.linen as nn
 
 from vit_jax import trees
-from vit_jax.check import bind, reported
+from vit_jax.check import bind, prefix_errors
 from vit_jax.errors import did_you_mean
 from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.registry import Registry
 from vit_jax.tune.backbone import Backbone
 from vit_jax.tune.method import Method, Rules
-from vit_jax.tune.tuned import ADDED, Tuned
+from vit_jax.tune.tuned import SCOPE, Tuned
 
 METHODS = Registry(
   'method of config.tune',
@@ -56,15 +56,15 @@ def attach(
   """
   chosen = build(method, **options)
   backbone = Backbone(model, family, tuple(image_shape))
-  with reported('config.tune'):
+  with prefix_errors('config.tune'):
     if chosen.by_block and getattr(model, 'scan', False):
       raise ValueError(
         f'method={method} treats each block on its own, and config.model.scan=True makes '
         'them one: leave scan out'
       )
-    rules, added = chosen.rules(backbone), chosen.added(backbone)
+    rules, added = chosen.rules(backbone), chosen.make_added(backbone)
   if added is not None:
-    rules = [(f'{ADDED}/.*', True), *rules]
+    rules = [(f'{SCOPE}/.*', True), *rules]
   norms = _frozen_norms(backbone, rules) if chosen.trains_backbone else ()
   if added is None and chosen.trains_backbone and not norms:
     return model, rules
@@ -94,8 +94,8 @@ def build(method: str = 'full', **options) -> Method:
 
 
 def is_added(name: str) -> bool:
-  """Whether a name of `trees.named` is that of an added parameter or statistic."""
-  return name.startswith((f'{ADDED}/', f'{trees.STATS}/{ADDED}/'))
+  """Whether a name of `trees.flatten_variables` is that of an added parameter or statistic."""
+  return name.startswith((f'{SCOPE}/', f'{trees.STATS}/{SCOPE}/'))
 
 
 def partition(params: dict, rules: Rules) -> tuple[dict, dict]:
@@ -105,7 +105,7 @@ def partition(params: dict, rules: Rules) -> tuple[dict, dict]:
     UserError: for a rule that trains none of the parameters.
   """
   names = list(trees.flatten(params))
-  with reported('config.tune'):
+  with prefix_errors('config.tune'):
     for regex, trains in rules:
       if trains and not any(trees.matches(regex, name) for name in names):
         raise ValueError(

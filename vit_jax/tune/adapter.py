@@ -9,7 +9,7 @@ import jax
 
 from vit_jax.check import Range
 from vit_jax.tune.method import Method
-from vit_jax.tune.tuned import Added
+from vit_jax.tune.tuned import Addition
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Adapter(Method):
 
   reduction: Annotated[int, Range(1, 2**16)] = 8
 
-  def added(self, backbone):
+  def make_added(self, backbone):
     places = []
     for path, layer in backbone.layers.items():
       if re.fullmatch(backbone.family.branch_ends, path):
@@ -42,7 +42,7 @@ class Adapter(Method):
     return Adapters(tuple(places))
 
 
-class Adapters(Added):
+class Adapters(Addition):
   """Parameters `PATH/down/{kernel,bias}` and `PATH/up/{kernel,bias}` for each place.
 
   Attributes:
@@ -60,10 +60,10 @@ class Adapters(Added):
       made[f'{path}/down/bias'] = zeros, (hidden,)
       made[f'{path}/up/kernel'] = zeros, (hidden, D)
       made[f'{path}/up/bias'] = zeros, (D,)
-    params = self.named_params(made)
+    params = self.make_params(made)
 
     def instead(path):
-      def adapted(call, x, **kwargs):
+      def adapt(call, x, **kwargs):
         h = call(x, **kwargs)
         dense = lambda x, name: (
           x @ params[f'{path}/{name}/kernel'].astype(h.dtype)
@@ -71,7 +71,7 @@ class Adapters(Added):
         )
         return h + dense(jax.nn.gelu(dense(h, 'down'), approximate=False), 'up')
 
-      return adapted
+      return adapt
 
     adapters = {path: instead(path) for path, *_ in self.places}
     return lambda module, path: adapters.get(path)

@@ -13,7 +13,7 @@ from vit_jax import trees
 from vit_jax.check import Range, nonempty
 from vit_jax.errors import did_you_mean
 from vit_jax.tune.method import Method
-from vit_jax.tune.tuned import ADDED, Added
+from vit_jax.tune.tuned import SCOPE, Addition
 
 _USUAL = (
   r'.*/(query|value)/kernel'  # section 4.2; what `layers` is where a model has them
@@ -42,7 +42,7 @@ class Lora(Method):
   alpha: Annotated[float, Range(0, 1e6, '(]')] = 8.0
   layers: Annotated[Sequence[str], nonempty] | None = None
 
-  def added(self, backbone):
+  def make_added(self, backbone):
     in_blocks = [
       name
       for name in backbone.shapes
@@ -67,11 +67,11 @@ class Lora(Method):
       self.alpha / self.rank,
     )
 
-  def folded(self, params):
+  def merge_added(self, params):
     folded = dict(params)
     for name in params:
-      if match := re.fullmatch(rf'{ADDED}/(.+)/lora_a', name):
-        a, b = folded.pop(name), folded.pop(f'{ADDED}/{match[1]}/lora_b')
+      if match := re.fullmatch(rf'{SCOPE}/(.+)/lora_a', name):
+        a, b = folded.pop(name), folded.pop(f'{SCOPE}/{match[1]}/lora_b')
         kernel = folded[f'{match[1]}/kernel']
         change = self.alpha / self.rank * (a.astype(np.float64) @ b)
         folded[f'{match[1]}/kernel'] = (kernel + change.reshape(kernel.shape)).astype(
@@ -88,7 +88,7 @@ def _sizes(backbone, name: str) -> tuple[int, int]:
   return math.prod(shape) // size, size
 
 
-class LowRank(Added):
+class LowRank(Addition):
   """Parameters `PATH/lora_a` and `PATH/lora_b` for each layer with a kernel.
 
   Attributes:
@@ -108,7 +108,7 @@ class LowRank(Added):
     for path, inputs, outputs in self.places:
       made[f'{path}/lora_a'] = random, (inputs, self.rank)
       made[f'{path}/lora_b'] = nn.initializers.zeros_init(), (self.rank, outputs)
-    params = self.named_params(made)
+    params = self.make_params(made)
 
     def instead(module, path):
       a, b = params[f'{path}/lora_a'], params[f'{path}/lora_b']

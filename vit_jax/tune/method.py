@@ -6,7 +6,7 @@ from typing import ClassVar
 import flax.linen as nn
 
 from vit_jax.tune.backbone import Backbone
-from vit_jax.tune.tuned import ADDED
+from vit_jax.tune.tuned import SCOPE
 
 Rules = list[tuple[str, bool]]
 
@@ -31,21 +31,21 @@ class Method:
     """Returns the rules for which of the model's parameters are trained, see `trees`."""
     return [HEAD, REST]
 
-  def added(self, backbone: Backbone) -> nn.Module | None:
-    """Returns the module that is added, see `tuned.Added`; None: nothing is.
+  def make_added(self, backbone: Backbone) -> nn.Module | None:
+    """Returns the module that is added, see `tuned.Addition`; None: nothing is.
 
     Raises:
       ValueError: for a model to which this cannot be added.
     """
     return None
 
-  def folded(self, params: dict) -> dict:
+  def merge_added(self, params: dict) -> dict:
     """Merges added parameters, below `tune/`, into the model's own: {name: array}.
 
     Raises:
       ValueError: where the model cannot express them.
     """
-    if added := [name for name in params if name.startswith(f'{ADDED}/')]:
+    if added := [name for name in params if name.startswith(f'{SCOPE}/')]:
       raise ValueError(
         f'{added[0]} (one of {len(added)}) was added by config.tune, and no other format '
         'has a name for it: write the tuned parameters alone, vit_jax convert RUN '

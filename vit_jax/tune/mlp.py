@@ -7,7 +7,7 @@ import flax.linen as nn
 from vit_jax.check import Depth, Share
 from vit_jax.nn.layers import Dropout
 from vit_jax.tune.method import Method
-from vit_jax.tune.tuned import Added
+from vit_jax.tune.tuned import Addition
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,13 +22,13 @@ class Mlp(Method):
   layers: Depth = 3
   dropout: Share = 0.1
 
-  def added(self, backbone):
+  def make_added(self, backbone):
     if self.layers == 1:
       return None
     return Hidden(self.layers - 1, backbone.head('mlp').inputs[-1], self.dropout)
 
 
-class Hidden(Added):
+class Hidden(Addition):
   """Parameters `dense_0/{kernel,bias}`, `norm_0/{scale,bias}`, ...
 
   The statistics of the norms are in the collection 'batch_stats', over the whole batch.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from vit_jax import trees
 
-ADDED = 'tune'  # added parameters stand below this name
+SCOPE = 'tune'  # added parameters stand below this name
 
 
 class Tuned(nn.Module):
@@ -25,7 +25,7 @@ class Tuned(nn.Module):
   """
 
   model: nn.Module
-  tune: 'Added | None' = None
+  tune: 'Addition | None' = None
   trains_backbone: bool = True
   frozen_norms: tuple[str, ...] = ()
 
@@ -50,7 +50,7 @@ class Tuned(nn.Module):
 
     def intercept(call, args, kwargs, context):
       path = context.module.path[above:]
-      if context.method_name != '__call__' or not path or path[0] == ADDED:
+      if context.method_name != '__call__' or not path or path[0] == SCOPE:
         return call(*args, **kwargs)
       path = '/'.join(path)
       if path in self.frozen_norms:
@@ -62,7 +62,7 @@ class Tuned(nn.Module):
       return self.model(images, **options)
 
 
-class Added(nn.Module):
+class Addition(nn.Module):
   """The module that a method adds to a model."""
 
   def images(self, images):
@@ -84,7 +84,7 @@ class Added(nn.Module):
     """
     return lambda module, path: None
 
-  def named_params(self, made: Mapping[str, tuple[Callable, tuple[int, ...]]]) -> dict:
+  def make_params(self, made: Mapping[str, tuple[Callable, tuple[int, ...]]]) -> dict:
     """Returns {'a/b/c': array} float32, parameters at these paths below this module's.
 
     From within a compact method.

@@ -14,7 +14,7 @@ from vit_jax.models.vit import Encoder
 from vit_jax.nn.layers import Dropout
 from vit_jax.nn.positions import PositionEmbedding
 from vit_jax.tune.method import Method
-from vit_jax.tune.tuned import Added
+from vit_jax.tune.tuned import Addition
 
 WHERE = ('prepend', 'before_positions', 'add', 'pad')
 POOLS = ('image', 'prompts', 'both')
@@ -54,7 +54,7 @@ class Vpt(Method):
   dropout: Share = 0.0
   pool: Literal[POOLS] | None = None
 
-  def added(self, backbone):
+  def make_added(self, backbone):
     places, name = backbone.family.prompts, type(backbone.model).__name__
     where = self.where or next(iter(places), None)
     if where not in places:
@@ -160,7 +160,7 @@ class Places(NamedTuple):
   classifier: str | None
 
 
-class Prompts(Added):
+class Prompts(Addition):
   """The parameter `prompts` [sets, p, D], a set for each of the blocks or one for all.
 
   Attributes:
@@ -190,9 +190,9 @@ class Prompts(Added):
     replaced = {}
     for i, block in enumerate(at.blocks):
       if i or at.where != 'before_positions':
-        replaced[block] = self._entering(prompts[:, 0 if self.sets == 1 else i])
+        replaced[block] = self._wrap_block(prompts[:, 0 if self.sets == 1 else i])
     if at.where != 'add':
-      replaced[at.encoder] = self._around_encoder(prompts[:, 0])
+      replaced[at.encoder] = self._wrap_encoder(prompts[:, 0])
 
     def instead(module, path):
       if at.where != 'add' and isinstance(module, PositionEmbedding):
@@ -201,7 +201,7 @@ class Prompts(Added):
 
     return instead
 
-  def _entering(self, prompts):
+  def _wrap_block(self, prompts):
     """Wraps a block that these prompts [1 or B, p, D] enter."""
 
     def block(call, x, *args, **kwargs):
@@ -210,43 +210,43 @@ class Prompts(Added):
         first = self.places.first
         x = jnp.concatenate([x[:, :first], x[:, first:] + own], axis=1)
       else:
-        x = self._with(own, self._without(x))
+        x = self._insert(own, self._remove(x))
       return call(x, *args, **kwargs)
 
     return block
 
-  def _with(self, prompts, x):
+  def _insert(self, prompts, x):
     first = self.places.first
     prompts = jnp.broadcast_to(prompts, (x.shape[0], *prompts.shape[1:]))
     return jnp.concatenate([x[:, :first], prompts, x[:, first:]], axis=1)
 
-  def _without(self, x):
+  def _remove(self, x):
     """Returns tokens [B, N, D], given [B, N or N + p, D]."""
     first, more = self.places.first, x.shape[1] - self.places.tokens
     return jnp.concatenate([x[:, :first], x[:, first + more :]], axis=1) if more else x
 
   def _positions(self, call, x, grid):
-    added = call(self._without(x), grid)  # [1, N, D]
+    added = call(self._remove(x), grid)  # [1, N, D]
     if x.shape[1] == self.places.tokens:
       return added
     # Prompts have no position, or that of the class token.
     like = added[:, :1] if self.places.where == 'before_positions' else 0 * added[:, :1]
     like = jnp.broadcast_to(like, (1, self.number, added.shape[-1]))
-    return self._with(like, added)
+    return self._insert(like, added)
 
-  def _around_encoder(self, prompts):
+  def _wrap_encoder(self, prompts):
     """Wraps the encoder; `prompts` [1 or B, p, D] are those of the first block."""
 
     def encoder(call, x, grid, *, num_queries=None, **options):
       if self.places.where == 'before_positions':
-        x = self._with(prompts.astype(x.dtype), x)
+        x = self._insert(prompts.astype(x.dtype), x)
       num_queries = None if self.pool else num_queries
       x, out = call(x, grid, num_queries=num_queries, **options)
-      return self._pooled(x), out
+      return self._select_pooled(x), out
 
     return encoder
 
-  def _pooled(self, x):
+  def _select_pooled(self, x):
     """Returns tokens from which the model's own pooling gives the mean named by `pool`."""
     first, behind = self.places.first, self.places.first + self.number
     parts = {
@@ -262,7 +262,7 @@ class Prompts(Added):
     return jnp.concatenate([parts[self.pool].mean(1, keepdims=True), x[:, 1:]], axis=1)
 
 
-class Frame(Added):
+class Frame(Addition):
   """A frame of `pixels` learned pixels on each side (VPT, section 4.3, 'pad').
 
   Parameters `rows` [2 p, W + 2 p, C], above and below, and `columns` [H, 2 p, C], at the

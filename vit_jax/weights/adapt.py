@@ -218,7 +218,7 @@ def fit(
 ) -> tuple[Arrays, Merge]:
   """Returns ({name: array} of the model's variables, report).
 
-  Names are those of `trees.named`; those in `report.reinitialized` are left out.
+  Names are those of `trees.flatten_variables`; those in `report.reinitialized` are left out.
 
   Args:
     source: of the same model, or of one that this model can start from, see `started`.
@@ -230,7 +230,7 @@ def fit(
   with errors_of(f'{source.source}'):
     source, new, notes = started(source, model, resize)
     abstract = models.shapes_of(model, (*image_size, source.channels))
-    shapes = {name: x.shape for name, x in trees.named(abstract).items()}
+    shapes = {name: x.shape for name, x in trees.flatten_variables(abstract).items()}
     flat = as_variables(source.flat, shapes)
     resized, changes = _resized(source, flat, model, shapes, image_size, resize)
     flat |= resized

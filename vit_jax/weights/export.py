@@ -102,7 +102,7 @@ def save(
     config: kept in the zip's comment, or in the metadata and config.json.
     beside: more files of JSON, by name; not with an .npz.
   """
-  dest = files.on_disk(dest, 'Cannot write')
+  dest = files.local_path(dest, 'Cannot write')
   if dest.suffix == '.npz':
     contents = {dest: _npz(arrays, config)}
   else:

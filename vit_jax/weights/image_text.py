@@ -131,7 +131,7 @@ def paired(loaded: Loaded, source: Source) -> Loaded:
   return ImageText(
     **vars(loaded),
     towers=TwoTowers(loaded.model, tower, bias='logit_bias' in read.scalars),
-    beside={'text': trees.variables(read.flat)['params'], **read.scalars},
+    beside={'text': trees.unflatten_variables(read.flat)['params'], **read.scalars},
     rules=read.rules,
     folder=source.text.folder,
   )

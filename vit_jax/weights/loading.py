@@ -141,7 +141,7 @@ def load(
     names = None
   pp = pipelines.of_source(origin, size)
   whence = str(source), origin.format, report.describe(origin), origin.step, origin.tune
-  variables = trees.variables(flat)
+  variables = trees.unflatten_variables(flat)
   loaded = Loaded(model, variables, size, origin.channels, pp, names, *whence)
   if origin.text is None or not whole:
     return loaded
@@ -156,7 +156,7 @@ def _initial(model, shape, names: list[str]) -> dict[str, np.ndarray]:
 
   def init(key):
     inputs = jax.tree.map(jnp.zeros_like, models.inputs_of(model, shape))
-    flat = trees.named(model.init(key, inputs))
+    flat = trees.flatten_variables(model.init(key, inputs))
     return {name: flat[name] for name in names}
 
   return {name: np.asarray(x) for name, x in jax.jit(init)(jax.random.key(0)).items()}

@@ -68,7 +68,7 @@ def read(
   saved = Steps(folder, config)
   step = saved.choose(source, which)
   with saved.checkpoints as checkpoints:
-    names = checkpoints.frozen(step)
+    names = checkpoints.list_frozen(step)
     frozen = _frozen(folder, config, model, names, weights, of_weights)
     own = tasks.of(config).OWN  # parameters below that name are the task's
 
@@ -87,7 +87,7 @@ def read(
       step, variables = _newest(folder, saved.steps, restore)
     else:
       variables = restore(step)
-  flat = trees.named(jax.tree.map(np.asarray, variables))
+  flat = trees.flatten_variables(jax.tree.map(np.asarray, variables))
   added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
   flat = adapt.unstack(flat, models.family_of(model))
   classes, section = resolved.get('class_names'), section if added else {}

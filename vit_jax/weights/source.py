@@ -20,7 +20,7 @@ class Source:
   )
   family: str  # a key of models.MODELS
   fields: dict  # the model's
-  # Our names, see `trees.named`, blocks not stacked, float32; batch statistics too.
+  # Our names, see `trees.flatten_variables`, blocks not stacked, float32; batch statistics too.
   flat: dict[str, np.ndarray]
   image_size: tuple[int, int] | None  # (H, W) in pixels; None: unknown
   channels: int  # the images'

@@ -20,7 +20,7 @@ class Steps:
     self.metric: str | None = config.get('checkpoint', {}).get('best')
     options = {'best': self.metric}
     if self.metric:
-      declared = evaluators.declared(self.metric, config.get('evals', {}))
+      declared = evaluators.find_metric(self.metric, config.get('evals', {}))
       options['larger_is_better'] = declared.larger_is_better
     self.checkpoints = Checkpoints(folder / 'checkpoints', **options)
     self.steps: list[int] = self.checkpoints.steps()

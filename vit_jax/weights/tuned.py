@@ -44,8 +44,8 @@ def folded(source: Source) -> Source:
   """Merges the parameters that tuning added into the model's own."""
   if not source.tune:
     return source
-  with check.reported(str(source.source)):
-    flat = tune.build(**source.tune).folded(source.flat | source.added)
+  with check.prefix_errors(str(source.source)):
+    flat = tune.build(**source.tune).merge_added(source.flat | source.added)
   return dataclasses.replace(source, flat=flat, tune={}, added={})
 
 
@@ -162,7 +162,7 @@ def attached(model, source: Source, shape: tuple[int, int, int], flat: dict):
   model, _ = tune.attach(model, family, shape, **source.tune)
 
   def init(key):
-    every = trees.named(model.init(key, jnp.zeros((1, *shape))))
+    every = trees.flatten_variables(model.init(key, jnp.zeros((1, *shape))))
     return {name: x for name, x in every.items() if name not in flat}
 
   key = jax.random.key(0)

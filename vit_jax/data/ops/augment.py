@@ -93,9 +93,9 @@ class InceptionCrop:
     return resize(crop, self.size, *how)
 
   def __call__(self, features, u):
-    return geometry.with_segments(self._cropped)(features, u)
+    return geometry.extend_to_segments(self._crop)(features, u)
 
-  def _cropped(self, images, u, resize):
+  def _crop(self, images, u, resize):
     def one(image, u):
       y, x, h, w = self.box(*geometry.height_width(image), u)
       return self.finish(image[y : y + h, x : x + w], resize)

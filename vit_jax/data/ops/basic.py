@@ -79,7 +79,7 @@ def resize(
   """
   target = arguments.size_pair(size)
   return Twins(
-    geometry.with_segments(
+    geometry.extend_to_segments(
       lambda images, u, resize: resize(images, target, method, antialias, rounding)
     ),
     lambda image: numpy_ops.resize_to(image, *target, method, antialias, rounding),
@@ -125,7 +125,7 @@ def resize_small(
     return numpy_ops.resize_to(image, *size.astype(int), method, antialias, rounding)
 
   target = (smaller_size, smaller_size)
-  return Twins(geometry.with_segments(tensors), array, target)
+  return Twins(geometry.extend_to_segments(tensors), array, target)
 
 
 @op('central_crop', maps=('image', 'segments'))
@@ -148,7 +148,7 @@ def central_crop(size: Size, half: Literal['down', 'even'] = 'down'):
       raise BadImage(f'central_crop: the image is smaller than {height}x{width}')
     return image[y : y + height, x : x + width]
 
-  return Twins(geometry.with_segments(tensors), array)
+  return Twins(geometry.extend_to_segments(tensors), array)
 
 
 @op('trim')
@@ -206,7 +206,7 @@ class ValueRange:
   def __call__(self, images, u):
     return self.scale_images(tf.cast(images, tf.float32), tf.clip_by_value)
 
-  def on_device(self, batch: dict) -> dict:
+  def scale_on_device(self, batch: dict) -> dict:
     """Maps the images of a batch in JAX, where the host leaves that to the device."""
     import jax.numpy as jnp
 

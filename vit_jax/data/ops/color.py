@@ -26,7 +26,7 @@ def autocontrast(image, single: bool = False):
   # As rows of 3 W numbers: broadcasting along a last axis of 3 is slow.
   rows = tf.cast(_rows(image), dtype)
   repeats = [tf.shape(image)[1]]
-  rows = _cut(rows * tf.tile(scale, repeats) + tf.tile(offset, repeats))
+  rows = _clip(rows * tf.tile(scale, repeats) + tf.tile(offset, repeats))
   return tf.reshape(rows, tf.shape(image))
 
 
@@ -104,18 +104,18 @@ def mean_grey(image):
 def color(image, factor, to_grey=grey):
   """Blends with the grey image: 0 is grey, 1 the image, 2 twice as colourful."""
   target = tf.cast(to_grey(image), tf.float32)
-  return _cut(_blend(tf.repeat(target[..., None], 3, -1), image, factor))
+  return _clip(_blend(tf.repeat(target[..., None], 3, -1), image, factor))
 
 
 def contrast(image, factor, target=None):
   """Blends with a plain grey: int32 [] `target`, or the image's mean."""
   target = mean_grey(image) if target is None else target
-  return _cut(_blend(tf.cast(target, tf.float32), image, factor))
+  return _clip(_blend(tf.cast(target, tf.float32), image, factor))
 
 
 def brightness(image, factor):
   """Blends with black: multiplies."""
-  return _cut(_blend(0.0, image, factor))
+  return _clip(_blend(0.0, image, factor))
 
 
 def sharpness(image, factor, truncate: bool = False):
@@ -133,14 +133,14 @@ def sharpness(image, factor, truncate: bool = False):
   inner = _blend(smooth, inner, factor)
   inner = tf.concat([rows[1:-1, :3], inner, rows[1:-1, 3:][:, -3:]], 1)
   rows = tf.concat([rows[:1], inner, rows[1:][-1:]], 0)
-  return _cut(tf.reshape(rows, tf.shape(image)))
+  return _clip(tf.reshape(rows, tf.shape(image)))
 
 
 def _blend(target, image, factor):
   return target + factor * (tf.cast(image, tf.float32) - target)
 
 
-def _cut(x):
+def _clip(x):
   """Clips to [0, 255] and truncates, as Pillow's `Image.blend`."""
   return tf.cast(tf.minimum(tf.maximum(x, 0), 255), tf.uint8)
 

@@ -63,7 +63,7 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
         )
       if not data.startswith(_TF_MAGIC) or _is_animated_webp(data):
         image = ImageOps.exif_transpose(image) if exif else image
-        return _as_png(image), 1, image.size[::-1]
+        return _encode_png(image), 1, image.size[::-1]
       orientation = _orientation(image, data) if exif else 1
       return data, orientation, image.size[:: -1 if orientation < 5 else 1]
   except BadImage:
@@ -104,7 +104,7 @@ def _orientation(image, data: bytes) -> int:
   return value if value in range(1, 9) else 1
 
 
-def _as_png(image) -> bytes:
+def _encode_png(image) -> bytes:
   from PIL import Image
 
   if image.mode.startswith(('I', 'F')):  # 16 bits a pixel (or more): keep the high 8
@@ -129,7 +129,7 @@ def decode(data, orientation, upright, channels: int, precise: bool, target=None
   """
 
   jpeg = functools.partial(tf.io.decode_jpeg, data, channels, dct_method=_DCT[precise])
-  reduced = lambda: _at_ratio(lambda ratio: jpeg(ratio=ratio), upright, target)
+  reduced = lambda: _choose_ratio(lambda ratio: jpeg(ratio=ratio), upright, target)
   whole = lambda: _pixels(data, channels, precise)
   image = tf.cond(tf.io.is_jpeg(data), reduced, whole) if target else whole()
   return _upright(image, orientation)
@@ -149,7 +149,7 @@ def decode_and_crop(
     target: of the crop; this and the other arguments: see `decode`.
   """
 
-  def inside():
+  def decode_window():
     y, x, h, w = box(upright[0], upright[1])
     window = tf.cond(
       orientation > 1,
@@ -157,24 +157,24 @@ def decode_and_crop(
       lambda: tf.stack([y, x, h, w]),
     )
 
-    def at(ratio):
+    def decode_at(ratio):
       begin, end = window[:2] // ratio, -(-(window[:2] + window[2:]) // ratio)
       cut = tf.concat([begin, end - begin], 0)
       return tf.image.decode_and_crop_jpeg(
         data, cut, channels, ratio, dct_method=_DCT[precise]
       )
 
-    return _upright(_at_ratio(at, (h, w), target), orientation)
+    return _upright(_choose_ratio(decode_at, (h, w), target), orientation)
 
   def whole():
     image = _upright(_pixels(data, channels, precise), orientation)
     y, x, h, w = box(tf.shape(image)[0], tf.shape(image)[1])
     return image[y : y + h, x : x + w]
 
-  return tf.cond(tf.io.is_jpeg(data), inside, whole)
+  return tf.cond(tf.io.is_jpeg(data), decode_window, whole)
 
 
-def _at_ratio(at, size, target: tuple[int, int] | None):
+def _choose_ratio(at, size, target: tuple[int, int] | None):
   """Returns `at(1)`, `at(2)`, `at(4)` or `at(8)`: the smallest that leaves enough of `size`."""
   if target is None:
     return at(1)
@@ -201,10 +201,10 @@ def _pixels(data, channels: int, precise: bool):
 
 
 def _upright(image, orientation):
-  def transformed():
+  def transform():
     transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
     out = tf.cond(transpose, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
     out = tf.cond(ud, lambda: tf.reverse(out, [0]), lambda: out)
     return tf.cond(lr, lambda: tf.reverse(out, [1]), lambda: out)
 
-  return tf.cond(orientation > 1, transformed, lambda: image)
+  return tf.cond(orientation > 1, transform, lambda: image)

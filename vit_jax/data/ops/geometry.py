@@ -10,7 +10,7 @@ def resize_to(images, size, method: str, antialias: bool, rounding: str):
   return to_levels(out, images.dtype, rounding, clip=method == 'bicubic')
 
 
-def with_segments(function):
+def extend_to_segments(function):
   """Returns an op's function that treats 'segments' [..., H, W] as it does the image.
 
   Args:

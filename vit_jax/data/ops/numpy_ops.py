@@ -47,10 +47,10 @@ def _resize(image, height, width, method, antialias):
     return x * np.float32(1 / np.float64(per_pixel[0] * per_pixel[1]))
   if method == 'bilinear' and not antialias:
     rows, columns = (_neighbours(*n) for n in lengths)
-    return _between(_between(x, 1, *columns), 0, *rows)
+    return _interpolate(_interpolate(x, 1, *columns), 0, *rows)
   if antialias:
     kernel, radius = {'bilinear': (triangle, 1), 'bicubic': (keys, 2)}[method]
-    rows, columns = (_widened(*n, kernel, radius) for n in lengths)
+    rows, columns = (_kernel_weights(*n, kernel, radius) for n in lengths)
   else:
     rows, columns = (_table(*n) for n in lengths)
   return _sum(_sum(x, 0, *rows), 1, *columns)
@@ -97,12 +97,14 @@ def _neighbours(old: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
   return np.maximum(low, 0).astype(int), second.astype(int), centres - low
 
 
-def _between(x, axis: int, first, second, share) -> np.ndarray:
+def _interpolate(x, axis: int, first, second, share) -> np.ndarray:
   low, high = np.take(x, first, axis), np.take(x, second, axis)
   return low + (high - low) * share.reshape((-1, 1, 1) if axis == 0 else (-1, 1))
 
 
-def _widened(old: int, new: int, kernel, radius: int) -> tuple[np.ndarray, np.ndarray]:
+def _kernel_weights(
+  old: int, new: int, kernel, radius: int
+) -> tuple[np.ndarray, np.ndarray]:
   """Returns the old pixels below a kernel that is widened where the axis shrinks."""
   step = np.float32(1 / np.float64(np.float32(new) / np.float32(old)))
   wide = max(step, _ONE)
@@ -113,7 +115,7 @@ def _widened(old: int, new: int, kernel, radius: int) -> tuple[np.ndarray, np.nd
   at = first[:, None] + np.arange((end - first).max())
   distance = np.abs(at.astype(np.float32) + _HALF - centres[:, None])
   weights = np.where(at < end[:, None], kernel(distance * (_ONE / wide)), np.float32(0))
-  return np.minimum(at, old - 1), _normalised(weights)
+  return np.minimum(at, old - 1), _normalise(weights)
 
 
 def _table(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
@@ -125,10 +127,10 @@ def _table(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
   of = [_TABLE + place, place, _TABLE - place, 2 * _TABLE - place]
   at = low.astype(int)[:, None] + np.arange(-1, 3)
   weights = np.where((at >= 0) & (at < old), table[np.stack(of, 1)], np.float32(0))
-  return np.clip(at, 0, old - 1), _normalised(weights)
+  return np.clip(at, 0, old - 1), _normalise(weights)
 
 
-def _normalised(weights: np.ndarray) -> np.ndarray:
+def _normalise(weights: np.ndarray) -> np.ndarray:
   total = np.float32(0)
   for k in range(weights.shape[1]):  # `sum` would add in another order
     total = total + weights[:, k]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.check import check as check_value
-from vit_jax.check import parse_call, reported
+from vit_jax.check import parse_call, prefix_errors
 from vit_jax.errors import choose
 from vit_jax.registry import OTHERS
 
@@ -142,7 +142,7 @@ def parse(pp: str) -> tuple[Op, ...]:
 
   Arguments are Python literals, by position or keyword.
   """
-  with reported(f'data.pp {pp!r}'):
+  with prefix_errors(f'data.pp {pp!r}'):
     if not isinstance(pp, str):
       raise ValueError("expected a string such as 'decode|resize(64)'")
     return _parse(pp)
@@ -157,7 +157,7 @@ def _parse(pp: str) -> tuple[Op, ...]:
 
 def check(where: str, pp: str, _) -> None:
   """Refuses a pipeline that gives a model no image: a rule of `check`."""
-  with reported(where):
+  with prefix_errors(where):
     check_images(op.name for op in parse(pp) if 'image' in op.maps)
 
 
@@ -176,7 +176,7 @@ def check_images(names: Sequence[str]) -> None:
 
 def check_positions(pp: str) -> None:
   """Raises UserError for a pipeline that crops or flips: boxes are of whole images."""
-  with reported(f'pp {pp!r}'):
+  with prefix_errors(f'pp {pp!r}'):
     for op in parse(pp):
       if 'image' in op.maps and not op.keeps_positions:
         raise ValueError(f'{op.text} moves pixels, but boxes refer to whole images')

@@ -66,7 +66,7 @@ class Arrays(ArraySource):
         f'arrays: {path} holds {sorted(file)}; expected images and labels, or '
         'train_images and train_labels, or x_train and y_train.'
       )
-    data = {name: _checked(path, file, *keys) for name, keys in pairs.items()}
+    data = {name: _read_pair(path, file, *keys) for name, keys in pairs.items()}
     sizes = {name: len(images) for name, (images, _) in data.items()}
     parts = splits.select(split, sizes, path)
     images, labels = (
@@ -101,7 +101,7 @@ def _split_keys(keys: Iterable[str]) -> dict[str, tuple[str, str]]:
   return pairs
 
 
-def _checked(path, file, image_key, label_key):
+def _read_pair(path, file, image_key, label_key):
   images, labels = file[image_key], file[label_key]
   images = images[..., None] if images.ndim == 3 else images
   if images.ndim != 4 or images.dtype != np.uint8 or not all(images.shape[1:]):

@@ -68,7 +68,7 @@ class Source(abc.ABC):
     """
 
   def read_at(self, positions: np.ndarray, indices: np.ndarray) -> list[dict]:
-    """`read`, for the examples at `positions` of the order of `for_training`."""
+    """`read`, for the examples at `positions` of the order of `plan_training`."""
     return self.read(indices)
 
   def name_of(self, index: int) -> str:
@@ -88,11 +88,11 @@ class Source(abc.ABC):
         text += f' of {low:,}' if low == high else f' of {low:,} to {high:,}'
     return f'{text}; {self.remarks}' if self.remarks else text
 
-  def for_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
+  def plan_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
     """Returns the (source, order) that training reads on one of the hosts."""
-    return self, order.shuffled(len(self), seed)
+    return self, order.shuffle(len(self), seed)
 
-  def for_evaluation(self) -> tuple:
+  def plan_evaluation(self) -> tuple:
     """Returns (source, order): each example once, in order. Errors as in training."""
     return self, order.Sequential(len(self))
 

@@ -139,10 +139,10 @@ class Folder(Source):
     for name, place, (images, _) in zip(names, places, listed, strict=True):
       prefix = place[len(os.path.join(self._root, '')) :]
       rows += [(f'{prefix}/{image}', label_of[name]) for image in images]
-    return by_hash(rows)
+    return sort_by_hash(rows)
 
 
-def by_hash(rows: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+def sort_by_hash(rows: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
   """Returns (path, label) in a fixed pseudo-random order, that of a hash of the path."""
   return sorted(rows, key=lambda row: hashlib.sha256(os.fsencode(row[0])).digest())
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax.check import INT32, Range, bind, reported
+from vit_jax.check import INT32, Range, bind, prefix_errors
 from vit_jax.data import sources
 from vit_jax.data.features import LabelFeature
 from vit_jax.data.sources import subset
@@ -55,7 +55,7 @@ def check(where: str, source: str | list[dict], _=None) -> None:
   """Refuses a malformed list of parts: a rule of `check`."""
   if isinstance(source, str):
     return
-  with reported(where):
+  with prefix_errors(where):
     if not source:
       raise ValueError('an empty list: expected one part or more')
   for i, part in enumerate(source):
@@ -139,13 +139,13 @@ class Mixture(Source):
       here = np.flatnonzero(which == k)
       examples = self._parts[k][0].read(indices[here] - self._starts[k])
       for i, example in zip(here, examples, strict=True):
-        out[i] = self._in_common(k, example)
+        out[i] = self._align(k, example)
     return out
 
   def _part_of(self, indices):
     return np.searchsorted(self._starts, indices, 'right') - 1
 
-  def _in_common(self, k, example):
+  def _align(self, k, example):
     source, offset = self._parts[k]
     if 'error' in example:
       return example
@@ -158,19 +158,19 @@ class Mixture(Source):
     k = int(self._part_of(index))
     return self._parts[k][0].name_of(int(index - self._starts[k]))
 
-  def for_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
+  def plan_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
     orders = []
     for k, (source, _) in enumerate(self._parts):
       # A seed for each part: parts of the same size would otherwise have the same order.
       bits = np.random.SeedSequence([seed, k, 1]).generate_state(1, np.uint64)
       own = int(bits[0]) >> 1
-      reading, order = source.for_training(own, batch_size, host, hosts)
+      reading, order = source.plan_training(own, batch_size, host, hosts)
       if reading is not source:
         raise ValueError(f"{source.name}: a part of a mixture cannot have 'stream'")
       orders.append(order)
     return self, Interleaved(orders, self._starts[:-1], self._weights, seed)
 
-  def for_evaluation(self) -> tuple:
+  def plan_evaluation(self) -> tuple:
     raise ValueError(
       f'{self.name} is for training: evaluate each part (config.evals, one entry each)'
     )
@@ -198,7 +198,7 @@ class Interleaved:
         )
     self._block = functools.lru_cache(maxsize=8)(self._draw_block)
 
-  def served(self, block: int) -> list[int]:
+  def count_before(self, block: int) -> list[int]:
     """Returns how many examples each part has had before a block."""
     # The running sum of shares is rounded, not each share, so that the counts add up.
     places, ends, so_far = block * self.block, [0], Fraction(0)
@@ -209,7 +209,7 @@ class Interleaved:
 
   def _draw_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns each position's part, and the position in that part's order: int64 [M]."""
-    before, after = self.served(block), self.served(block + 1)
+    before, after = self.count_before(block), self.count_before(block + 1)
     quotas = np.subtract(after, before)
     parts = np.repeat(np.arange(len(quotas)), quotas)
     bits = np.random.Philox([self._seed, block, 2])

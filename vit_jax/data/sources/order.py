@@ -18,7 +18,7 @@ import numpy as np
 EXACT = 2**25
 
 
-def shuffled(num_examples: int, seed: int) -> 'Shuffled':
+def shuffle(num_examples: int, seed: int) -> 'Shuffled':
   """Returns the endless order of training: `Shuffled`, above `EXACT` `Scattered`."""
   return (Shuffled if num_examples <= EXACT else Scattered)(num_examples, seed)
 

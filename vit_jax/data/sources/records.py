@@ -186,18 +186,18 @@ class RecordFiles(Source):
         )
     return first
 
-  def for_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
+  def plan_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
     if self._buffer is None:
-      return super().for_training(seed, batch_size, host, hosts)
+      return super().plan_training(seed, batch_size, host, hosts)
     stream = Stream(self, self._buffer, seed, batch_size, host, hosts)
     return stream, stream
 
-  def for_evaluation(self) -> tuple:
+  def plan_evaluation(self) -> tuple:
     if self._buffer is not None:
       raise UserError(
         f"{self.name}: leave 'stream' out of the source_options of an evaluation."
       )
-    return super().for_evaluation()
+    return super().plan_evaluation()
 
 
 @functools.cache

@@ -112,7 +112,7 @@ class Stream(View):
     sizes = self._sizes[order]
     return order, np.cumsum(sizes) - sizes
 
-  def _in_sequence(self, epoch, window):
+  def _file_order(self, epoch, window):
     """Returns a window's examples in the order in which they are read."""
     start = window * self._buffer
     offsets = np.arange(start, min(start + self._buffer, self._num))
@@ -126,10 +126,10 @@ class Stream(View):
     return np.random.Generator(bits).permutation(size)
 
   def _draw_window(self, epoch, window):
-    return self._in_sequence(epoch, window)[self._shuffle(epoch, window)]
+    return self._file_order(epoch, window)[self._shuffle(epoch, window)]
 
   def _read_window(self, epoch, window) -> list[concurrent.futures.Future]:
     """Begins to read a window; returns RUN records in each future."""
-    indices = self._in_sequence(epoch, window)
+    indices = self._file_order(epoch, window)
     parts = np.split(indices, range(RUN, len(indices), RUN))
     return [self._pool.submit(self.source.records, part) for part in parts]

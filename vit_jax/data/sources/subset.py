@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from vit_jax.check import INT32, Range, reported
+from vit_jax.check import INT32, Range, prefix_errors
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, View, check_labels, fingerprint
 from vit_jax.data.sources.folder import some
@@ -18,7 +18,7 @@ from vit_jax.errors import did_you_mean
 
 def check(where: str, classes: Sequence[int | str], section: dict) -> None:
   """Refuses an impossible list of classes: a rule of `check`."""
-  with reported(where):
+  with prefix_errors(where):
     if not isinstance(section['source'], str):
       raise ValueError("a list of sources: give each part its own 'classes'")
     if not classes:

@@ -138,9 +138,9 @@ class Images(Source):
 
   def examples(self, indices: np.ndarray) -> list[dict | Exception]:
     """Returns examples of all features; an exception in the place of a broken one."""
-    return [*map(self._decoded, self._records.read(indices))]
+    return [*map(self._decode, self._records.read(indices))]
 
-  def _decoded(self, record: bytes | Exception) -> dict | Exception:
+  def _decode(self, record: bytes | Exception) -> dict | Exception:
     if isinstance(record, Exception):
       return record
     try:

@@ -97,7 +97,7 @@ class Masks(folder.Folder):
     if not images:
       raise UserError(f'{self.name}: no image in {places[0]!r}.')
     prefix = os.path.relpath(directory, self._root).removeprefix('.')
-    return folder.by_hash((os.path.join(prefix, 'images', x), 0) for x in images)
+    return folder.sort_by_hash((os.path.join(prefix, 'images', x), 0) for x in images)
 
 
 def _mask_of(image: str) -> str:

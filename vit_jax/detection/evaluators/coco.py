@@ -91,7 +91,7 @@ class Coco(OneSplit):
     not be read.
     """
     parts: list[dict] = []
-    for rows in self.stepped(predict, variables):
+    for rows in self.run_steps(predict, variables):
       read = rows.pop('mask') > 0
       part = {key: value[read] for key, value in rows.items()}
       sizes = self._truth.sizes[part['index']]
@@ -101,7 +101,7 @@ class Coco(OneSplit):
         part['masks'] = _run_lengths(part, sizes)
       parts.append(part)
     rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    counts = self.with_counts({}, len(rows['index']), len(rows['index']))
+    counts = self.add_counts({}, len(rows['index']), len(rows['index']))
     self.compared = self._compared(rows)
     kinds = {'bbox': '', 'segm': 'mask_'} if self._masks else {'bbox': ''}
     measure = average_precision.measure
@@ -155,7 +155,7 @@ class Coco(OneSplit):
 
   def measure(self, predict, variables, batch) -> dict:
     """Returns `boxes.postprocess` of a batch, and which images they are of."""
-    batch = self.batches.on_device(batch)
+    batch = self.batches.finish_on_device(batch)
     rows = {key: batch[key] for key in ('index', 'mask')}
     detections = boxes.postprocess(predict(variables, batch))
     if self._masks and 'masks' not in detections:

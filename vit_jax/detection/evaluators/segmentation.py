@@ -74,12 +74,12 @@ class Segmentation(OneSplit):
       UserError: for a label that is not one of the model's classes.
     """
     total, examples, shown = 0, 0.0, None
-    for counts, read, bad_label, rows in self.stepped(predict, variables):
+    for counts, read, bad_label, rows in self.run_steps(predict, variables):
       shown = shown or rows
       if bad_label >= 0:
         raise self._missing(bad_label, len(counts))
       total, examples = total + counts.astype(np.int64), examples + float(read)
-    metrics = self.with_counts({}, examples, examples)
+    metrics = self.add_counts({}, examples, examples)
     real = shown.pop('mask') > 0
     self.predictions = {key: value[real] for key, value in shown.items()}
     self.predictions['counts'] = total
@@ -93,7 +93,7 @@ class Segmentation(OneSplit):
 
   def measure(self, predict, variables, batch):
     """Returns (counts [K, K], label by prediction; examples; a bad label or -1; rows)."""
-    batch = self.batches.on_device(batch)
+    batch = self.batches.finish_on_device(batch)
     logits = predict(variables, batch)['logits']
     segments = batch['segments'].astype(jnp.int32)
     real = batch['mask'] > 0

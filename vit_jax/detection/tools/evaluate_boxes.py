@@ -37,7 +37,7 @@ def run(args, loaded, own: str | None, section: dict) -> int:
     evaluator, note = _evaluator(args, loaded, section, out, mesh)
     if out:
       out_folder.make(out)
-    variables = jax.device_put(loaded.variables, sharding.replicated(mesh))
+    variables = jax.device_put(loaded.variables, sharding.replicated_sharding(mesh))
     values = evaluator.run(predict, variables)
   values |= {k: int(values[k]) for k in ('examples', 'bad_images') if k in values}
   record = {'source': args.source, 'step': loaded.step, 'evaluation': own}

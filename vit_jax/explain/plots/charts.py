@@ -39,7 +39,7 @@ class Panel(NamedTuple):
   ticks: dict[float, str] | None = None
 
 
-@style.styled
+@style.apply_style
 def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
   """Draws each head's attention distance against its layer (ViT paper, figure 7 right).
 
@@ -70,7 +70,7 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
   return figure
 
 
-@style.styled
+@style.apply_style
 def panels(shown: Sequence[Panel]) -> Figure:
   """Draws points against a logarithmic axis, panels side by side."""
   width = style.WIDTH if len(shown) > 1 else 3.4

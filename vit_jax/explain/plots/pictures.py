@@ -13,7 +13,7 @@ from vit_jax.explain.plots import style
 TOP = 0.99
 
 
-@style.styled
+@style.apply_style
 def maps(
   images: np.ndarray,
   values: np.ndarray,
@@ -46,19 +46,19 @@ def maps(
   )
   for i in range(B):
     x, y = i % across * pair, i // across * row + above
-    shown = _enlarged(images[i], _scaled(values[i], overlay))
+    shown = _enlarge(images[i], _scale_map(values[i], overlay))
     for k, image in enumerate((shown[0], _OVERLAYS[overlay](*shown))):
       ax = place(x + k * (side + near), y, side, side * H / W)
       ax.imshow(image)
       ax.set_axis_off()
       if i < across:
         at = (0.5, 1 + (above + 0.03) / (side * H / W))
-        ax.text(*at, ('Input', title)[k], **_over(ax), size=9)
+        ax.text(*at, ('Input', title)[k], **_place_above(ax), size=9)
       if captions and k == 0:
         most = int(2 * side / 0.048)  # characters of 7 points
         text = captions[i]
         text = text if len(text) <= most else text[: most - 1] + '…'
-        ax.text(1 + near / 2 / side, 1.02, text, **_over(ax), size=7)
+        ax.text(1 + near / 2 / side, 1.02, text, **_place_above(ax), size=7)
   ax = place(side + near, down * row + 0.03, side, 0.07)  # The key, below a map.
   ramp = np.linspace(-1 if overlay == 'signed' else 0, 1, 256)[None]
   ax.imshow(_OVERLAYS[overlay](np.full((1, 256, 3), 0.7), ramp), aspect='auto')
@@ -72,7 +72,7 @@ def maps(
   return figure
 
 
-def _scaled(value: np.ndarray, overlay: str) -> np.ndarray:
+def _scale_map(value: np.ndarray, overlay: str) -> np.ndarray:
   """Returns a map in [0, 1], signed in [-1, 1], so that most patches can be told apart."""
   low, high = np.quantile(value, (1 - TOP, TOP))
   if overlay == 'signed':
@@ -87,14 +87,14 @@ def _scaled(value: np.ndarray, overlay: str) -> np.ndarray:
 
 def heat(image: np.ndarray, value: np.ndarray) -> np.ndarray:
   """Returns an image [H, W, C] in [0, 1] under a map as colour, 128 px or more a side."""
-  return _heat(*_enlarged(image, _scaled(value, 'heat')))
+  return _heat(*_enlarge(image, _scale_map(value, 'heat')))
 
 
-def _over(ax) -> dict:
+def _place_above(ax) -> dict:
   return dict(transform=ax.transAxes, ha='center', va='bottom')
 
 
-def _enlarged(image: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _enlarge(image: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns (the image with three channels, the map), of one size, 128 px or more."""
   times = max(1, -(-128 // min(image.shape[:2])))
   larger = lambda x: x.repeat(times, 0).repeat(times, 1)
@@ -116,20 +116,20 @@ def _heat(image, value):
   return 0.4 * _grey(image) + 0.6 * matplotlib.colormaps['inferno'](value)[..., :3]
 
 
-def _signed(image, value):
+def _red_and_blue(image, value):
   strength = np.abs(value)[..., None]
   colour = matplotlib.colormaps['RdBu_r'](0.5 + 0.45 * np.sign(value))[..., :3]
   return (1 - strength) * (0.6 + 0.4 * _grey(image)) + strength * colour
 
 
-_OVERLAYS = {'mask': _mask, 'heat': _heat, 'signed': _signed}
+_OVERLAYS = {'mask': _mask, 'heat': _heat, 'signed': _red_and_blue}
 
 
 def _grey(image):
   return (image @ [0.299, 0.587, 0.114])[..., None]
 
 
-@style.styled
+@style.apply_style
 def tiles(similarity: np.ndarray, title: str) -> Figure:
   """Draws how similar positions are, a tile for each (ViT paper, figure 7 centre).
 
@@ -159,7 +159,7 @@ def tiles(similarity: np.ndarray, title: str) -> Figure:
   return figure
 
 
-@style.styled
+@style.apply_style
 def filters(shown: np.ndarray, title: str, across: int) -> Figure:
   """Draws filters [n, ph, pw, C] in [0, 1], C 1 or 3 (ViT paper, figure 7 left)."""
   n, ph, pw, C = shown.shape

@@ -34,18 +34,18 @@ STYLE = {
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 
 
-def styled(draw: Callable) -> Callable:
+def apply_style(draw: Callable) -> Callable:
   """Returns `draw` with the style of these figures."""
 
   @functools.wraps(draw)
-  def drawn(*args, **kwargs):
+  def draw_styled(*args, **kwargs):
     with matplotlib.rc_context(STYLE):
       return draw(*args, **kwargs)
 
-  return drawn
+  return draw_styled
 
 
-@styled
+@apply_style
 def save(figure: Figure, path: str | Path) -> None:
   """Writes a figure; the format is that of the suffix, .png, .pdf or .svg.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vit_jax.data import image_file
 from vit_jax.data.sources import tfds
-from vit_jax.data.sources.folder import Folder, by_hash
+from vit_jax.data.sources.folder import Folder, sort_by_hash
 from vit_jax.errors import DataError, UserError, choose
 
 _SPLITS = 'https://cornell.box.com/v/vptfgvcsplits'
@@ -71,7 +71,7 @@ class Fgvc(Folder):
       )
     label_of = {value: i for i, value in enumerate(classes)}
     rows = {
-      part: by_hash((path, label_of[value]) for path, value in table.items())
+      part: sort_by_hash((path, label_of[value]) for path, value in table.items())
       for part, table in tables.items()
     }
     rows['trainval'] = rows['train'] + rows['val']

@@ -32,7 +32,7 @@ _TOLERANCE = {'float32': 5e-5, 'bfloat16': 5e-2}
 def main(argv: list[str]) -> int:
   """Exports a model, and prints the files."""
   args = _parser().parse_args(argv)
-  dest, platforms = files.on_disk(args.dest, 'DEST'), _platforms(args)
+  dest, platforms = files.local_path(args.dest, 'DEST'), _platforms(args)
   _check_free(dest, args.to)
   if args.to == 'savedmodel':
     lazy_tf.load()  # before the weights are read: it may be missing
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     difference = None
     if 'cpu' in platforms:
       images = np.random.default_rng(0).uniform(-1, 1, made.shape(2)).astype(np.float32)
-      difference = _difference(made.on_cpu(images), writer.run(path, images))
+      difference = _difference(made.run_on_cpu(images), writer.run(path, images))
       if not difference <= _TOLERANCE[made.dtype]:
         raise RunError(
           f'The {args.to} file computes something else than {args.source}, by '

@@ -72,11 +72,11 @@ class Program:
     """Returns the shape of `batch` images, or of `self.batch` where that is fixed."""
     return (self.batch or batch, *self._image)
 
-  def baked(self, images: jax.Array) -> dict[str, jax.Array]:
+  def run_with_constants(self, images: jax.Array) -> dict[str, jax.Array]:
     """Returns the outputs for images; the parameters are constants of the program."""
     return self(self.variables, images)
 
-  def on_cpu(self, images: np.ndarray) -> dict[str, np.ndarray]:
+  def run_on_cpu(self, images: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the outputs for images, computed on the CPU."""
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
       return jax.tree.map(np.asarray, jax.jit(self)(self.variables, images))

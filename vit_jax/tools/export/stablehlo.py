@@ -32,7 +32,9 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
     )
   (batch,) = export.symbolic_shape(BATCH)
   images = jax.ShapeDtypeStruct(program.shape(batch), 'float32')
-  exported = export.export(jax.jit(program.baked), platforms=platforms)(images)
+  exported = export.export(jax.jit(program.run_with_constants), platforms=platforms)(
+    images
+  )
   path.write_bytes(exported.serialize())
   path.with_suffix('.json').write_text(json.dumps(facts, indent=1), encoding='utf-8')
 

@@ -35,24 +35,24 @@ def draw(args) -> Drawn:
   rows = loaded.preprocess(images)
   names, captions = [''] * len(images), None
   if args.name in explain.OF_A_CLASS:
-    options['classes'], names, captions = _explained(loaded, rows, args.class_name)
+    options['classes'], names, captions = _choose_classes(loaded, rows, args.class_name)
   maps = explain.attention_maps(loaded, images, args.name, **options)
   signed = args.name in ('gradient', 'integrated')
   overlay = 'signed' if signed else args.overlay
-  pixels = shown(loaded, rows[:_MOST])
+  pixels = to_colours(loaded, rows[:_MOST])
   figure = plots.maps(pixels, maps[:_MOST], title, captions, overlay)
   cells = zip(images, names, strict=True)
   table = grids(('image', 'class'), list(zip(cells, maps, strict=True)))
   if signed:
     notes = ['Red pixels speak for the class that is named, blue ones against it.']
   else:
-    notes = [_clipped(images, maps, plots.TOP)]
+    notes = [_describe_clipping(images, maps, plots.TOP)]
   if len(images) > _MOST:
     notes.append(f'{_MOST} of {len(images)} images are drawn; the table has all.')
   return Drawn(figure, table, tuple(notes))
 
 
-def _clipped(images, maps, top: float) -> str:
+def _describe_clipping(images, maps, top: float) -> str:
   """Returns the line on the patches above the scale of colours, where they hold the most."""
   above = [m[m > np.quantile(m, top)] for m in maps]
   shares = [high.sum() / (m.sum() or 1) for high, m in zip(above, maps, strict=True)]
@@ -85,14 +85,14 @@ def distance(args) -> Drawn:
   return Drawn(plots.heads(mean, std, uniform), rows, notes)
 
 
-def _explained(loaded, images, name: str | None) -> tuple:
+def _choose_classes(loaded, images, name: str | None) -> tuple:
   """Returns (numbers of the classes to explain, their names, captions with their share).
 
   Args:
     images: preprocessed.
     name: of one class for all, or its number; None: the most probable of each.
   """
-  logits = explain.predicted(loaded, images)
+  logits = explain.predict_logits(loaded, images)
   numbers = logits.argmax(-1)
   if name is not None:
     numbers = np.full(len(images), _class(loaded, name))
@@ -103,7 +103,7 @@ def _explained(loaded, images, name: str | None) -> tuple:
   return numbers, names, captions
 
 
-def shown(loaded, images):
+def to_colours(loaded, images):
   """Returns preprocessed images [B, H, W, C] as colours in [0, 1].
 
   The scale of each channel follows from the pipeline's outputs for black and for white.

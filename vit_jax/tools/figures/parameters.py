@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax import models, trees
 from vit_jax.errors import UserError
-from vit_jax.explain.parameters import filters_pca, posemb_similarity, to_show
+from vit_jax.explain.parameters import filters_pca, posemb_similarity, rescale
 from vit_jax.nn.positions import ADDED, PositionEmbedding
 from vit_jax.tools import source
 from vit_jax.tools.figures.drawn import Drawn, grids
@@ -51,11 +51,11 @@ def filters(args) -> Drawn:
   if size == tuple(family.stride(models.fields_of(loaded.model))):
     n = min(28, math.prod(kernel.shape[:3]), kernel.shape[3])
     components = filters_pca(kernel, n)
-    shown, explained = to_show(components.filters), components.explained
+    shown, explained = rescale(components.filters), components.explained
     title, across = f'{colour} embedding filters\n(first {n} principal components)', 7
     notes = (f'{n} components explain {explained.sum():.0%} of the variance.',)
   else:
-    shown = to_show(np.moveaxis(kernel, -1, 0)[:64])
+    shown = rescale(np.moveaxis(kernel, -1, 0)[:64])
     explained = [''] * len(shown)
     title, across = f'Filters of the first convolution ({size[0]}x{size[1]})', 8
     notes = (f'{len(shown)} of the {kernel.shape[-1]} filters of {name}.',)

@@ -33,12 +33,12 @@ def cost(section: dict, image_shape: Sequence[int]) -> Cost:
 
 @functools.cache  # runs of an experiment often share their model
 def _cost(section: str, *shape: int) -> Cost:
-  forward, variables, images = _traced(models.build(**json.loads(section)), shape)
+  forward, variables, images = _trace(models.build(**json.loads(section)), shape)
   size = sum(x.size for x in jax.tree.leaves(variables['params']))
   return Cost(size, flops.count(forward, variables, images))
 
 
-def _traced(module, shape: tuple[int, ...]) -> tuple:
+def _trace(module, shape: tuple[int, ...]) -> tuple:
   """Returns (forward, variables, a batch of one image), the last two as shapes.
 
   A scanned stack has the same products and is traced as one block: `forward` and
@@ -71,7 +71,7 @@ def describe(
   if 'num_classes' in models.signature(name).parameters:  # it has a head
     fields = {'num_classes': num_classes, **fields}
   module = models.build(name, **fields)
-  forward, variables, images = _traced(module, (*resolution, 3))
+  forward, variables, images = _trace(module, (*resolution, 3))
   params = trees.flatten(variables['params'])
   if getattr(module, 'scan', None) is False:  # it was traced as one block
     unstack = functools.partial(adapt.unstack, family=models.family_of(module))

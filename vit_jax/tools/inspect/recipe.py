@@ -80,7 +80,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
   batch = data['batch_size']
   check.check('config.data.batch_size', batch, check.Count)
   steps = config_lib.total_steps(config, epoch or 0, batch)
-  with check.reported('config.optim'):  # a schedule may refuse so few steps
+  with check.prefix_errors('config.optim'):  # a schedule may refuse so few steps
     optim.build(**config['optim'], total_steps=steps, family=models.family(**model))
   *resolution, channels = image_shape(data['pp'], source)
   size = cost({'num_classes': classes, **model}, (*resolution, channels))
@@ -179,7 +179,7 @@ def _features(config: dict, source, size: list[int]) -> dict[str, list]:
   for name, feature in declared.items():
     if isinstance(feature, LabelFeature):
       features[name] = [[], 'int32']
-    elif isinstance(feature, Feature) and not feature.ragged:
+    elif isinstance(feature, Feature) and not feature.is_ragged:
       features[name] = [list(feature.shape), feature.dtype]
     # A ragged feature without a length is an error of the task.
     elif isinstance(feature, Feature) and name in lengths:

@@ -140,7 +140,7 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   trainer = recipe.trainer(config, record, mesh)
   # The mesh's devices cannot run anything, nor verify a kernel: all kernels are used.
   used = kernels.using(*kernels.KERNELS)
-  with jax.set_mesh(mesh), used, runtime.out_of_memory(too_large):
+  with jax.set_mesh(mesh), used, runtime.report_out_of_memory(too_large):
     program = trainer.lower().compile()
   memory = runtime.memory(program)
   if memory['bytes'] > generation.hbm:  # libtpu lets some programs pass

@@ -28,7 +28,9 @@ def deciding(run: Run) -> list[tuple[str, str, str, str]]:
   # Evaluations that store their answers measure the task itself, others its features.
   for source in sorted(run.evals, key=lambda name: name not in run.predictions):
     own = (name for name in texts if name.startswith(f'{source}/'))
-    names += [k for k in own if evaluators.declared(k, run.evals).larger_is_better][:1]
+    names += [k for k in own if evaluators.find_metric(k, run.evals).larger_is_better][
+      :1
+    ]
   names = [*dict.fromkeys(names)][:4]
   return [(name, *texts[name].partition(' ')[::2], when[name]) for name in names]
 
@@ -76,7 +78,7 @@ def sentences(run: Run) -> list[str]:
       count = run.starts[-1]['parameters']
       text += f': {count["trained"]:,} of {sum(count["parts"].values()):,} parameters'
     lines.append(f'{text}.')
-  values, reasons = last_values(run.rows), softened(run)
+  values, reasons = last_values(run.rows), describe_softening(run)
   train = values.get('train/loss', -math.inf)
   lower = [name for k in run.evals if values.get(name := f'{k}/loss', math.inf) < train]
   if reasons and lower:
@@ -87,14 +89,14 @@ def sentences(run: Run) -> list[str]:
   return lines
 
 
-def softened(run: Run) -> str:
+def describe_softening(run: Run) -> str:
   """Returns the smoothing and mixing of targets: 'label smoothing 0.1 and mixup 0.2'."""
   task, keys = run.config.get('task') or {}, ('label_smoothing', 'mixup', 'cutmix')
   parts = (f'{key.replace("_", " ")} {task[key]:g}' for key in keys if task.get(key))
   return ' and '.join(parts)
 
 
-def compared(runs: list[Run]) -> list[tuple[str, ...]]:
+def compare_runs(runs: list[Run]) -> list[tuple[str, ...]]:
   """Returns rows (name, a text per run) of the last results; ★ marks the best of several.
 
   The others' accuracies have the difference from the best in points, with 1.96 standard
@@ -103,7 +105,7 @@ def compared(runs: list[Run]) -> list[tuple[str, ...]]:
   parts = [[f(run) for run in runs] for f in (numbers.results, facts)]
   table, rows = [a | b for a, b in zip(*parts, strict=True)], []
   for name in dict.fromkeys(name for part in parts for texts in part for name in texts):
-    larger = evaluators.declared(name, runs[0].evals).larger_is_better
+    larger = evaluators.find_metric(name, runs[0].evals).larger_is_better
     values = [last_values(run.rows).get(name, math.nan) for run in runs]
     cells = [texts.get(name, '') for texts in table]
     # Targets in training may differ: its loss is not compared.

@@ -54,7 +54,7 @@ def charts(runs: list[Run]) -> list[dict]:
   order = [title for title, _ in _CHARTS]
   for number, run in enumerate(runs):
     for name in dict.fromkeys(name for row in run.rows for name in row):
-      metric = evaluators.declared(name, run.evals)
+      metric = evaluators.find_metric(name, run.evals)
       points = [(row['step'], row[name]) for row in run.rows if name in row]
       group = next((t for t, pattern in _CHARTS if re.fullmatch(pattern, name)), name)
       counter = group == name and not any(y for _, y in points)  # it stayed at 0
@@ -96,10 +96,10 @@ def results(run: Run) -> dict[str, str]:
   """
   values, texts = last_values(run.rows), {}
   for name, value in values.items():
-    metric = evaluators.declared(name, run.evals)
+    metric = evaluators.find_metric(name, run.evals)
     if name.startswith((TIME, 'train/')) or metric.detail:
       continue
-    texts[name] = metric.with_std(values, name)
+    texts[name] = metric.format_with_std(values, name)
     count = values.get(f'{name.rpartition("/")[0]}/examples')
     if metric.of_images and count and 0 <= value <= 1:
       low, high = interval(value, count)

@@ -68,22 +68,22 @@ def render(runs: list[Run]) -> tuple[str, list[str]]:
       missing.append(f'Answers, right and wrong: the next evaluation, or {how}.')
     prefix = f'{run.name}: ' if len(runs) > 1 else ''
     left_out += [prefix + line for line in missing]
-    sections.append({'run': run, 'evaluations': evaluations, **_about(run)})
-  html = filled(
+    sections.append({'run': run, 'evaluations': evaluations, **_describe_run(run)})
+  html = fill_template(
     'page.html',
     title=runs[0].name if len(runs) == 1 else f'{len(runs)} runs',
     plots=_file('uPlot.min.css'),
     script=_file('uPlot.iife.min.js') + _file('page.js'),
     sections=sections,
     cards=head.deciding(runs[0]) if len(runs) == 1 else [],
-    results=head.compared(runs),
+    results=head.compare_runs(runs),
     left_out=left_out,
     data={'runs': [run.name for run in runs], 'charts': charts},
   )
   return html, left_out
 
 
-def filled(template: str, **values) -> str:
+def fill_template(template: str, **values) -> str:
   """Returns the HTML of a template, with the style and the footer of all pages."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('vit_jax.tools.report', 'template'),
@@ -101,7 +101,7 @@ def _file(name: str) -> str:
   return (folder / name).read_text(encoding='utf-8')
 
 
-def _about(run: Run) -> dict:
+def _describe_run(run: Run) -> dict:
   """Returns bad images, config, command, commit and machine."""
   resolved = {k: x for k, x in run.config['resolved'].items() if k != 'class_names'}
   last = run.starts[-1] if run.starts else {}
@@ -151,6 +151,6 @@ def _evaluation(run: Run, name: str, most: int, look: bool) -> dict:
       (f'{low:.1%} to {high:.1%}', f'{n:,}', f'{share:.1%}', f'{right:.1%}')
       for low, high, n, share, right in (calibration or {}).get('rows', ())
     ],
-    'softened': head.softened(run),
+    'softened': head.describe_softening(run),
     'charts': [numbers.reliability(calibration['rows'])] if calibration else [],
   }
