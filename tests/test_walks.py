@@ -70,7 +70,7 @@ def make_trainer() -> tuple[TrainBatches, Trainer]:
   config = schema.check(config_lib.load('configs/digits.py:debug'))
   data = TrainBatches(**config['data'])
   mesh = sharding.make_mesh()
-  trainer = Trainer({**config, 'steps': 10}, data.spec, mesh, data.on_device)
+  trainer = Trainer({**config, 'steps': 10}, data.spec, mesh, data.finish_on_device)
   return data, trainer
 
 

@@ -140,7 +140,7 @@ def test_a_linear_run_trains_and_stores_the_head(tuned):
   saved = checkpoints.Checkpoints(folder / 'checkpoints')
   with np.load(weights) as arrays:
     frozen = dict(arrays)
-  assert sorted(saved.frozen()) == sorted(frozen)
+  assert sorted(saved.list_frozen()) == sorted(frozen)
   head = {'kernel': (16, 10), 'bias': (10,)}
   abstract = {
     'head': {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in head.items()}

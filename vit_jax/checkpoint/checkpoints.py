@@ -15,7 +15,7 @@ passes them, read again from the weights that the run started from, and gets an 
 unless every bit is as it was. To read the parameters of any run:
 
   saved = Checkpoints(folder)
-  frozen = read_weights() if saved.frozen() else {}  # {name: array}, maybe of more
+  frozen = read_weights() if saved.list_frozen() else {}  # {name: array}, maybe of more
   params, meta = saved.restore_params(abstract_params, frozen=frozen)
 
 Several processes: every call is collective, process 0 decides. The step folders lie on
