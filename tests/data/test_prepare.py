@@ -162,7 +162,9 @@ def test_a_damaged_header_is_no_end(tmp_path):
 def test_an_interrupted_run_is_not_taken_for_complete(tmp_path, monkeypatch):
   files = {f'{c}/{i}.jpg': JPG for c in 'ab' for i in '12'}
   root, checked = write_folder(tmp_path / 'in', files), iter([JPG, JPG])
-  monkeypatch.setattr(prepare, 'clean_image', lambda *_: next(checked, None) or interrupt())
+  monkeypatch.setattr(
+    prepare, 'clean_image', lambda *_: next(checked, None) or interrupt()
+  )
   with pytest.raises(KeyboardInterrupt):
     prepared(prepare.images('x'), [root], tmp_path)
   with pytest.raises(UserError, match=naming('tfds:x')):

@@ -73,7 +73,7 @@ def test_maps_are_read_as_the_head_reads_the_tokens(make, fields):
       model, variables, x, classes
     )
     functions = dict(
-      attention=lambda *_: (attended, grid), with_gradients=lambda *_: once
+      attention=lambda *_: (attended, grid), attention_and_gradients=lambda *_: once
     )
     with mock.patch.multiple(weights, **functions):  # computed once for all maps
       each = {kind: kinds.KINDS[kind](model, variables, x, classes) for kind in rows}

@@ -227,8 +227,8 @@ class Checkpoints(Storage):
     Args:
       abstract: {'params': ...} and maybe 'batch_stats', nested dicts of
         `jax.ShapeDtypeStruct`, see `restore`; a leaf without sharding goes to one device.
-        Without the parameters that `frozen()` names, only trained ones are returned.
-      frozen: name -> array, at least of the parameters that `frozen()` names.
+        Without the parameters that `list_frozen()` names, only trained ones are returned.
+      frozen: name -> array, at least of the parameters that `list_frozen()` names.
       ema: the averaged parameters in place of the last ones.
       step: a step, 'best' (see `best`), or None: the newest that is not damaged.
 
