@@ -94,10 +94,10 @@ def same_in_timm(subject) -> tuple[str, dict]:
   from vit_jax.weights import formats
 
   model = models.build(**subject.section)
-  fields = models.fields_of(model)
+  fields = model.fields()
   if 'act' in fields:
     fields['act'] = 'gelu_erf'
-  shapes = trees.flatten(models.shapes_of(model, (*subject.size, 3))['params'])
+  shapes = trees.flatten(model.shapes((*subject.size, 3))['params'])
   # Zeros: only names and shapes matter.
   zeros = {name: np.zeros(x.shape, np.float32) for name, x in shapes.items()}
   family = subject.section['name']

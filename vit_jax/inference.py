@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import models, sharding
+from vit_jax import sharding
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import BadImage, UserError, choose
 from vit_jax.machine import cores
@@ -47,7 +47,7 @@ def predict_images(
       does not fit the model, one image where a list is expected.
   """
   check(images, batch_size)
-  models.check_outputs(loaded.model, 'classes', 'The model')
+  loaded.model.check_outputs('classes', 'The model')
 
   def function(variables, batch):
     logits, out = loaded.model.apply(variables, batch['image'])

@@ -75,14 +75,14 @@ def test_the_recipe_itself_is_sound(path):
   size = re.search(r'(?:crop|resize)\((\d+)', c['data']['pp'])
   # One block of each stage is traced, not forty.
   body = model
-  while models.backbone_of(body):
-    body = models.backbone_of(body)
+  while body.backbone:
+    body = body.backbone
   stages = {
     n: (1,) * len(getattr(body, n)) for n in ('depths', 'blocks') if hasattr(body, n)
   }
-  model = models.changed(model, scan=True, **stages)
+  model = model.change(scan=True, **stages)
   side = int(size[1]) if size else 8
-  params = models.shapes_of(model, (side, side, 3))['params']
+  params = model.shapes((side, side, 3))['params']
   assert {'head', 'box_head0'} & params.keys()
 
 

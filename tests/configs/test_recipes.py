@@ -217,7 +217,7 @@ def test_detectors_are_trained_as_published(variant):
     rates = rate(np.array([step - 5, step + 5]))
     np.testing.assert_allclose(rates, lr * 0.1 ** np.array([i, i + 1]), rtol=1e-5)
   small = config.load(f'rcnn_coco:debug,variant={variant}')
-  shapes = models.shapes_of(models.build(**small['model']), (64, 64, 3))
+  shapes = models.build(**small['model']).shapes((64, 64, 3))
   words = [word.split('/') for word in still.split()]
   for name in trees.flatten(shapes['params']):
     exempt = any(all(part in name.lower() for part in word) for word in words)

@@ -58,10 +58,10 @@ def test_other_backbones_give_their_last_stages():
   assert logits.shape == (1, 64, 64, 3)
   assert out['joined'].shape == (1, 16, 16, 16 + 32)  # both at the scale of the first
   with pytest.raises(UserError, match=naming('layers=3', 'stage2')):
-    models.shapes_of(models.changed(model, layers=3), (64, 64, 3))
+    model.change(layers=3).shapes((64, 64, 3))
   vit = tiny_models.build('linear_seg 0')
   with pytest.raises(UserError, match=naming('(36, 36)', '(8, 8)')):
-    models.shapes_of(vit, (36, 36, 3))
+    vit.shapes((36, 36, 3))
 
 
 # -- a plain ViT below pyramids -----------------------------------------------------------
@@ -90,14 +90,14 @@ def test_weights_of_any_family_are_below_both_kinds_of_heads(source):
     model = models.build(**weights.complete({'name': name}, source))
     _, merge = weights.fit(source, model, source.image_size)
     assert not any('backbone' in x for x in merge.reinitialized)
-    assert models.name_of(model.backbone) == source.family
+    assert model.backbone.family_name == source.family
 
 
 def test_maps_leave_out_the_tokens_in_front_of_the_patches():
   model = models.build(**PREFIX, num_classes=None)
   images = np.zeros((2, 32, 48, 3), np.float32)
   _, out = jax.jit(lambda: model.init_with_output(jax.random.key(0), images)[0])()
-  maps = models.maps(out)
+  maps = model.maps(out)
   assert set(maps) == {'stem', 'tokens', 'block00', 'block01', 'encoded'}
   assert {x.shape for x in maps.values()} == {(2, 4, 6, 16)}
   token = out['encoded'][1, 5 + 2 * 6 + 3]

@@ -85,7 +85,7 @@ def test_detr_on_another_backbone():
   _, out = jax.eval_shape(init, images(32, 32))[0]
   assert out['projected'].shape == (1, 8, 8, 16)
   with pytest.raises(ValueError, match=naming('RUN', 'boxes', 'classes')):
-    models.check_outputs(model, 'classes', 'RUN')
+    model.check_outputs('classes', 'RUN')
 
 
 # -- ViTDet and pyramids ------------------------------------------------------------------
@@ -160,8 +160,8 @@ def test_a_backbone_takes_the_dtype_of_the_model_around_it():
   assert model.backbone.dtype == jnp.bfloat16
   assert model.backbone.num_classes is None
   other = models.build('fpn', backbone={'name': 'swin:T', 'dtype': 'float32'})
-  assert models.changed(other, dtype=jnp.bfloat16).backbone.dtype == jnp.bfloat16
-  fields = models.fields_of(model)
+  assert other.change(dtype=jnp.bfloat16).backbone.dtype == jnp.bfloat16
+  fields = model.fields()
   assert fields['backbone']['name'] == 'swin'
   assert models.build('fpn', **fields) == model
 

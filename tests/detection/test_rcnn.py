@@ -231,7 +231,7 @@ def test_published_systems_have_as_many_parameters(system):
   model = models.build('rcnn', **named, **fields)
   # Tables of positions have the size that the publishers gave them.
   side = 1024 if 'vitdet' in system else 224
-  shapes = models.shapes_of(model, (side, side, 3))['params']
+  shapes = model.shapes((side, side, 3))['params']
   number = sum(x.size for x in jax.tree.leaves(shapes))
   counts = json.loads((two_stage.FOLDER / 'counts.json').read_text())
   assert number == counts[system]['parameters']
@@ -280,7 +280,7 @@ def test_files_of_detectron2_come_back(name, tmp_path):
   for key, x in expected.items():
     np.testing.assert_array_equal(arrays[key], x, err_msg=key)
   again = weights.read(tmp_path / 'out')
-  model = lambda source: models.fields_of(models.build('rcnn', **source.fields))
+  model = lambda source: models.build('rcnn', **source.fields).fields()
   assert model(again) == model(source)
   assert (again.pp, again.image_size) == (source.pp, source.image_size)
 
@@ -318,7 +318,7 @@ def test_published_systems_cost_as_much(system):
     return flops.count(functools.partial(part.apply, **options), variables, *args) / 2e9
 
   # detectron2's ResNets have their strides first, and are cheaper than torchvision's.
-  body = models.changed(model.backbone, stride_first=True)
+  body = model.backbone.change(stride_first=True)
   variables = jax.eval_shape(body.init, jax.random.key(0), images)
   outputs, out = jax.eval_shape(body.apply, variables, images)
   maps = [*outputs.values()] if isinstance(outputs, dict) else [out['stage4']]

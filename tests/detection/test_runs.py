@@ -44,9 +44,7 @@ def test_rates_are_those_of_the_paper(paper):
 def test_the_stem_and_the_first_stage_are_frozen(paper):
   model = models.build(**paper['model'])
   assert (model.dropout, model.attention_dropout) == (0.1, 0.1)
-  tuned, rules = tune.attach(
-    model, models.family_of(model), (64, 64, 3), **paper['tune']
-  )
+  tuned, rules = tune.attach(model, model.family, (64, 64, 3), **paper['tune'])
   assert tuned is model  # its norms are frozen without help
   shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
   sizes = {name: x.size for name, x in trees.flatten(shapes['params']).items()}
@@ -80,7 +78,7 @@ def test_the_layers_are_split_over_a_tensor_axis():
 def test_a_detector_is_tuned_like_other_models():
   model = tiny()
   section = dict(method='lora', rank=2, layers=[r'decoder/.*/(query|value)/kernel'])
-  tuned, _ = tune.attach(model, models.family_of(model), (32, 32, 3), **section)
+  tuned, _ = tune.attach(model, model.family, (32, 32, 3), **section)
   shapes = dict(image=(32, 32, 3), image_mask=(32, 32), boxes=(3, 4), boxes_mask=(3,))
   batch = {k: np.zeros((1, *shape), np.float32) for k, shape in shapes.items()}
   batch['label'] = np.zeros((1, 3), np.int32)

@@ -89,7 +89,7 @@ def test_configs_that_are_not_read(tmp_path, name, file, change, facts):
 def test_fields_that_a_format_cannot_express(name, change, facts):
   source = weights.read(path_of(name))
   model = models.build(**{'name': source.family, **source.fields})
-  fields = models.fields_of(model)
+  fields = model.fields()
   if name == 'detr_hf':
     change = {'backbone': fields['backbone'] | change}
   writer = formats.writer(source.family, FORMATS[name])

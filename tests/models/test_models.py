@@ -73,7 +73,7 @@ def test_the_family_knows_the_stride(name):
 
 def test_the_family_knows_whether_any_size_will_do(name):
   family, model = family_of(name), build(name)
-  fields = models.fields_of(model)
+  fields = model.fields()
   h, w = (2 * s for s in family.stride(fields))
   h, w = -(-SIZE // h) * h * 2, -(-SIZE // w) * w * 2
   other = lambda: model.apply(variables(model, init(model)), jnp.zeros((1, h, w, 3)))

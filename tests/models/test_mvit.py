@@ -188,7 +188,7 @@ def test_published_sizes_are_written_under_their_names(tmp_path):
   )['params']
   flat = {n: np.zeros(x.shape, x.dtype) for n, x in trees.flatten(shapes).items()}
 
-  fields = models.fields_of(model)
+  fields = model.fields()
   _, config = formats.writer('mvit', 'timm').write(flat, fields, (32, 32), None)
   assert config['architecture'] == 'mvitv2_tiny'
   assert config['model_args'] == {'img_size': [32, 32]}

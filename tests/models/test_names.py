@@ -104,7 +104,7 @@ def test_names_of_the_hub_have_the_published_number_of_parameters(
   name, size, parameters
 ):
   model = vit_jax.create_model(name, scan=True)  # quick to trace
-  shapes = models.shapes_of(model, (size, size, 3))['params']
+  shapes = model.shapes((size, size, 3))['params']
   assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
 
 
@@ -131,7 +131,7 @@ def test_names_of_timm(name, variant, fields):
   fields = {'act': 'gelu_erf'} | fields
   fields = {k: v for k, v in fields.items() if (k, v) != ('act', 'gelu_tanh')}
   assert models.parse_name(name) == ('vit', variant, fields)
-  assert models.fields_of(models.build(name)).items() >= fields.items()
+  assert models.build(name).fields().items() >= fields.items()
 
 
 def test_names_of_models_that_average():
@@ -208,7 +208,7 @@ def test_other_names_of_timm_have_its_parameters(part, blocks_of):
       continue
     blocks_of.clear()
     model = models.build(name, num_classes=outputs or None)
-    inputs = models.inputs_of(model, (*size, 3))
+    inputs = model.inputs((*size, 3))
     shapes = jax.eval_shape(model.init, jax.random.key(0), inputs)['params']
     number = 0
     for path, x in trees.flatten(shapes).items():

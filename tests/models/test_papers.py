@@ -72,8 +72,8 @@ def test_parameters_and_operations(model, size, parameters, billions, tolerance)
 )
 def test_parameters_of_the_vpt_paper(section, tuned, ratio):
   model, shape = models.build('vit:B/16', num_classes=1), (224, 224, 3)
-  attached, rules = tune.attach(model, models.family_of(model), shape, **section)
-  trained, _ = tune.partition(models.shapes_of(attached, shape)['params'], rules)
+  attached, rules = tune.attach(model, model.family, shape, **section)
+  trained, _ = tune.partition(attached.shapes(shape)['params'], rules)
   sizes = {name: x.size for name, x in trees.flatten(trained).items()}
   head = sum(size for name, size in sizes.items() if name.startswith('head/'))
   ours, tasks, classes = sum(sizes.values()) - head, 24, 2_113

@@ -155,7 +155,7 @@ def test_files_of_other_networks_are_refused(tmp_path, to, changed, words):
 )
 def test_what_a_format_cannot_express_is_refused(tmp_path, to, fields, words):
   loaded = weights.read(path_of('resnet_timm'), **fields)
-  model = models.fields_of(models.build('resnet', **loaded.fields))
+  model = models.build('resnet', **loaded.fields).fields()
   with pytest.raises(ValueError, match=naming(*words)):
     formats.writer('resnet', to).write(loaded.flat, model, (64, 64), None)
 

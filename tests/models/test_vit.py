@@ -9,7 +9,7 @@ import pytest
 import vit_jax
 from tests.support import naming
 from tests.support.abstract import abstract_params
-from vit_jax import models, trees
+from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.nn.positions import sincos2d
 from vit_jax.train import flops
@@ -73,7 +73,7 @@ def test_parameter_counts_are_the_published_ones(variant, classifier):
   ],
 )
 def test_parameter_counts_of_other_families(name, count):
-  params = abstract_params(models.changed(vit_jax.create_model(name), scan=True))
+  params = abstract_params(vit_jax.create_model(name).change(scan=True))
   assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 

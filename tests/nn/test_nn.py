@@ -60,12 +60,12 @@ def test_a_parameter_of_another_shape_is_refused(layer):
 
 def test_shapes_of_a_model_belong_to_the_caller():
   model = models.build('vit:mu/16', num_classes=3)
-  first = models.shapes_of(model, (32, 32, 3))
+  first = model.shapes((32, 32, 3))
   assert first['params']['head']['kernel'].shape == (32, 3)
   del first['params']['head']
-  again = models.shapes_of(model, (32, 32, 3))['params']
+  again = model.shapes((32, 32, 3))['params']
   assert again['head']['bias'].shape == (3,)
-  longer = models.shapes_of(model, (64, 32, 3))['params']['Transformer']
+  longer = model.shapes((64, 32, 3))['params']['Transformer']
   assert longer['posembed_input']['pos_embedding'].shape == (1, 9, 32)
 
 

@@ -30,7 +30,7 @@ def build(name, **fields):
 
 
 def family_of(name):
-  return models.family_of(build(name))
+  return build(name).family
 
 
 # Families for contracts that cost a compilation each: tokens, and convolutions with
@@ -87,7 +87,7 @@ def random(model):
       mean = model.head_bias_init
     return (mean + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
 
-  shapes = models.shapes_of(model, (SIZE, SIZE, 3))
+  shapes = model.shapes((SIZE, SIZE, 3))
   # Parameters first: they do not depend on whether there are statistics.
   shapes = {'params': shapes.pop('params'), **shapes}
   variables = {}

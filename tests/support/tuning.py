@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from tests.support.goldens import GOLDEN
-from vit_jax import models, sharding, tasks, trees, tune, weights
+from vit_jax import sharding, tasks, trees, tune, weights
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
@@ -37,7 +37,7 @@ def reference():
 def attach(model=None, **section):
   """Returns a model as tuned; None: the reference's."""
   model = vit().model if model is None else model
-  return tune.attach(model, models.family_of(model), (32, 32, 3), **section)[0]
+  return tune.attach(model, model.family, (32, 32, 3), **section)[0]
 
 
 def run(section: dict, added: dict):

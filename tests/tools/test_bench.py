@@ -27,7 +27,7 @@ def run(capsys, *argv):
 
 def params():
   model = models.build('vit:mu/16', num_classes=10)
-  shapes = models.shapes_of(model, (32, 32, 3))['params']
+  shapes = model.shapes((32, 32, 3))['params']
   return sum(x.size for x in jax.tree.leaves(shapes))
 
 

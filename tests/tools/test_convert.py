@@ -161,9 +161,9 @@ def test_fields_that_a_format_cannot_express(tmp_path, to, fields, facts):
 def test_the_config_of_a_published_bit():
   written = next(f for f in bit.FORMATS if f.name == 'timm').config
   model = models.build('bit', 'R50x1', num_classes=10)
-  config = written(models.fields_of(model), (224, 224), None)
+  config = written(model.fields(), (224, 224), None)
   assert config['architecture'] == 'resnetv2_50x1_bit'
-  other = models.fields_of(model.clone(zero_pad_pool=False))
+  other = model.clone(zero_pad_pool=False).fields()
   with pytest.raises(ValueError, match=naming('zero_pad_pool=False', 'timm')):
     written(other, (224, 224), None)
 

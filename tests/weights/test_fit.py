@@ -269,7 +269,7 @@ def test_a_vit_starts_a_pyramid_and_a_backbone_what_is_built_on_it():
   for n, x in trees.flatten(alone.params).items():
     np.testing.assert_array_equal(trees.flatten(loaded.params)[f'backbone/{n}'], x)
   swin = vit_jax.load(path_of('swin_hf'))
-  fields = {'name': 'swin', **models.fields_of(swin.model), 'num_classes': None}
+  fields = {'name': 'swin', **swin.model.fields(), 'num_classes': None}
   fpn = vit_jax.load(path_of('swin_hf'), model=dict(name='fpn', backbone=fields))
   for n, x in trees.flatten(fpn.params['backbone']).items():
     np.testing.assert_array_equal(x, trees.flatten(swin.params)[n])
@@ -278,7 +278,7 @@ def test_a_vit_starts_a_pyramid_and_a_backbone_what_is_built_on_it():
 
 def test_a_swin_starts_a_detector_s_with_a_norm_for_each_map():
   own = vit_jax.load(path_of('swin_timm'))
-  fields = models.fields_of(own.model) | dict(name='swin', map_norms=True)
+  fields = own.model.fields() | dict(name='swin', map_norms=True)
   fields.pop('num_classes')
   fpn = vit_jax.load(path_of('swin_timm'), model=dict(name='fpn', backbone=fields))
   inside = fpn.variables['params']['backbone']
@@ -294,7 +294,7 @@ def test_a_vit_with_registers_and_scales_starts_a_vitdet(tmp_path):
 
   def written(**more):
     vit = models.build('vit', num_classes=3, **fields, **more)
-    shapes = models.shapes_of(vit, (32, 32, 3))['params']
+    shapes = vit.shapes((32, 32, 3))['params']
     draw = np.random.default_rng(0).normal
     flat = {n: np.float32(draw(size=x.shape)) for n, x in trees.flatten(shapes).items()}
     np.savez(tmp_path / 'vit.npz', **flat)
@@ -319,7 +319,7 @@ def test_a_vit_with_registers_and_scales_starts_a_vitdet(tmp_path):
   written(classifier='gap')
   vit, ours = start(dict(name='vit', classifier='gap', **fields)), start(section)
   maps = [
-    models.maps(jax.jit(x.model.apply)(x.variables, images)[1]) for x in (vit, ours)
+    x.model.maps(jax.jit(x.model.apply)(x.variables, images)[1]) for x in (vit, ours)
   ]
   expected = maps[0]['block01']
   atol = 1e-5 * np.abs(expected).max()
@@ -346,7 +346,7 @@ def test_rates_decay_by_the_blocks_of_the_backbone():
   # detectron2: 0 for patches and positions, 1 to L for the blocks, L + 1 for the rest.
   model = models.build('sfp', **models.family('sfp').tiny[0])
   params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3)))
-  factors = multipliers.layer_factors(models.family_of(model), params['params'], 0.7)
+  factors = multipliers.layer_factors(model.family, params['params'], 0.7)
   L = model.backbone.depth
   at = lambda start: {float(f) for n, f in factors.items() if n.startswith(start)}
   assert at('backbone/embedding') == {0.7 ** (L + 1)}
@@ -354,7 +354,7 @@ def test_rates_decay_by_the_blocks_of_the_backbone():
   for i in range(L):
     assert at(f'backbone/Transformer/encoderblock_{i}/') == {0.7 ** (L - i)}
   assert at('p') == {1.0}
-  optim.build('adamw', 1e-4, 10, layer_decay=0.7, family=models.family_of(model))
+  optim.build('adamw', 1e-4, 10, layer_decay=0.7, family=model.family)
 
 
 @pytest.mark.parametrize(

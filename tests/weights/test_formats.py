@@ -162,7 +162,7 @@ def test_parts_with_an_index(tmp_path):
 
 def test_names_of_bit_in_tensorflow(tmp_path):
   model = models.build('bit', blocks=(1, 1), width=32, num_classes=5)
-  params = models.shapes_of(model, (32, 32, 3))['params']
+  params = model.shapes((32, 32, 3))['params']
   rng = np.random.default_rng(0)
   flat = {n: rng.normal(size=x.shape) for n, x in trees.flatten(params).items()}
   file = {}
@@ -230,7 +230,7 @@ def write_google(tmp_path, **fields):
   params = perturbed(model)
   flat = {n: np.asarray(x) for n, x in trees.flatten(params).items()}
   google = formats.writer('vit', 'google')
-  arrays, config = google.write(flat, models.fields_of(model), (16, 24), None)
+  arrays, config = google.write(flat, model.fields(), (16, 24), None)
   export.save(tmp_path / 'model.npz', arrays, config)
   logits, _ = model.apply({'params': params}, images())
   return tmp_path / 'model.npz', flat, np.asarray(logits)
@@ -379,9 +379,9 @@ BESIDE = {
 def source_of(name, fields):
   """Returns zeros as the weights of a model for images of 32 x 32 px."""
   model = models.build(name, **fields)
-  shapes = trees.flatten_variables(models.shapes_of(model, (32, 32, 3)))
+  shapes = trees.flatten_variables(model.shapes((32, 32, 3)))
   flat = {n: np.zeros(x.shape, np.float32) for n, x in shapes.items()}
-  fields = models.fields_of(model)
+  fields = model.fields()
   return Source('a run', 'run', name, fields, flat, (32, 32), 3, None, None, [])
 
 
@@ -426,7 +426,7 @@ def test_a_field_is_read_again_or_refused_by_name(tmp_path, monkeypatch, name, o
         assert change, (to, refusal)
         assert any(field in refusal for field in fields), (to, refusal)
         continue
-      again = models.fields_of(models.build(name, **weights.read(out).fields))
+      again = models.build(name, **weights.read(out).fields).fields()
       for key in change.keys() - {*format.alike}:
         expected = EQUAL.get((to, key, change[key]), change[key])
         assert again[key] == expected, (to, change)
@@ -486,7 +486,7 @@ def test_swins_that_a_format_cannot_express(tmp_path, name, to, fields, facts):
 
 def test_heads_come_from_the_name_or_the_variant(tmp_path):
   model = models.build('vit', 'Ti/16', depth=1, num_classes=4)
-  params = models.shapes_of(model, (32, 32, 3))['params']
+  params = model.shapes((32, 32, 3))['params']
   flat = {n: np.zeros(x.shape, np.float32) for n, x in trees.flatten(params).items()}
   np.savez(tmp_path / 'a.npz', **flat)
   weights.write(weights.read(tmp_path / 'a.npz'), tmp_path / 'timm', 'timm')

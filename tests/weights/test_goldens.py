@@ -19,7 +19,7 @@ def test_golden_loads_by_its_path_and_agrees(name):
   assert loaded.format == format
   expected = np.load(GOLDEN / f'{name}.expected.npz')
   # The size is in a config beside the arrays, or follows from a table of positions.
-  any_size = models.family_of(loaded.model).any_size(models.fields_of(loaded.model))
+  any_size = loaded.model.family.any_size(loaded.model.fields())
   tells = 'image' in expected and (path_of(name).is_dir() or not any_size)
   size = expected['image'].shape[1:3] if tells else (224, 224)
   assert loaded.image_size == {'detr': (1333, 1333)}.get(family, size)

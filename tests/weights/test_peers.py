@@ -218,11 +218,9 @@ def test_every_name_has_the_arrays_of_timm(torch, timm, part):
       grouped = set(short['num_kv_heads']) != {fields['num_heads']}
       fields['kv_heads'] = tuple(short['num_kv_heads']) if grouped else None
     model = models.build('vit', **fields)
-    shapes = trees.flatten_variables(
-      models.shapes_of(model, (*module.patch_embed.img_size, 3))
-    )
+    shapes = trees.flatten_variables(model.shapes((*module.patch_embed.img_size, 3)))
     flat = {n: np.broadcast_to(np.float32(0), x.shape) for n, x in shapes.items()}
-    every = models.fields_of(model)
+    every = model.fields()
     arrays = rename.to_theirs(flat, format.write_rules(flat, every))
     expected = {n: tuple(x.shape) for n, x in module.state_dict().items()}
     assert {n: x.shape for n, x in arrays.items()} == expected, name

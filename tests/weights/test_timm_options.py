@@ -12,17 +12,17 @@ from vit_jax.weights import timm_options
 
 
 def options_of(**fields):
-  return timm_options.architecture(models.fields_of(models.build('vit', **fields)))
+  return timm_options.architecture(models.build('vit', **fields).fields())
 
 
 def test_every_name_has_its_own_options():
   for name in timm.architectures():
     if name.startswith('test_'):  # chosen last, because they are timm's own tests
       continue
-    fields = models.fields_of(models.build(name))
+    fields = models.build(name).fields()
     model = timm_options.architecture(fields)
     assert not model.args, (name, model)
-    again = models.fields_of(models.build(model.name))
+    again = models.build(model.name).fields()
     untold = ('layer_scale', 'num_classes')  # the arrays are what tells them
     assert again | {key: fields[key] for key in untold} == fields
 

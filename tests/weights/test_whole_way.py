@@ -8,7 +8,7 @@ import pytest
 
 import vit_jax
 from tests.support import GOLDEN, commands
-from vit_jax import cli, config, models, trees, weights
+from vit_jax import cli, config, trees, weights
 from vit_jax.tools import evaluate
 from vit_jax.tools.export import __main__ as export
 from vit_jax.train import run
@@ -68,7 +68,7 @@ def test_training(source, tmp_path):
     if n in adapted.flat and not n.startswith('head/')
   )
   assert any(np.abs(x).max() > 0.1 for x in adapted.added.values())
-  assert models.core(loaded.model).num_classes == 10
+  assert loaded.model.untuned.num_classes == 10
 
 
 def test_features_and_maps(source, tmp_path, capsys):
@@ -107,7 +107,7 @@ def test_export_and_conversion(source, tmp_path, capsys):
   read = weights.read(source)
   weights.write(read, tmp_path / 'ours.npz', 'google')
   theirs, ours = (vit_jax.load(x) for x in (source, tmp_path / 'ours.npz'))
-  fields, again = (models.fields_of(x.model) for x in (theirs, ours))
+  fields, again = (x.model.fields() for x in (theirs, ours))
   for field in fields.keys() - formats.TRAINING:
     assert again[field] == fields[field], field
   images = np.zeros((1, *theirs.image_size, 3), np.float32)

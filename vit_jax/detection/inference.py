@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import inference, models
+from vit_jax import inference
 from vit_jax.data import single_image
 from vit_jax.data.ops import registry
 from vit_jax.data.single_image import SingleImage
@@ -70,8 +70,8 @@ def detect_images(
       or crops, one image where a list is expected.
   """
   inference.check(images, batch_size)
-  if models.family_of(loaded.model).outputs != 'regions':
-    models.check_outputs(loaded.model, 'boxes', 'The model')
+  if loaded.model.family.outputs != 'regions':
+    loaded.model.check_outputs('boxes', 'The model')
   pp = pp or loaded.pp
   registry.check_positions(pp)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import numpy as np
 
-from vit_jax import models
 from vit_jax.errors import UserError, choose
 from vit_jax.explain import attention, weights
 from vit_jax.explain.kinds import KINDS as KINDS
@@ -80,7 +79,7 @@ def attention_distances(source, images: Iterable, *, batch_size: int = 8) -> np.
   those of `attention_maps`.
   """
   loaded = ensure_loaded(source)
-  family, fields = models.family_of(loaded.model), models.fields_of(loaded.model)
+  family, fields = loaded.model.family, loaded.model.fields()
 
   def run(variables, x):
     attended, grid = weights.attention(loaded.model, variables, x)
@@ -144,7 +143,7 @@ def _classes(loaded, x, classes, batch_size: int) -> np.ndarray:
 
 def _number_of_classes(loaded) -> int:
   K = getattr(loaded.model, 'num_classes', None)
-  if K is None or getattr(models.core(loaded.model), 'classifier', None) == 'none':
+  if K is None or getattr(loaded.model.untuned, 'classifier', None) == 'none':
     raise UserError(
       f'{loaded.source} has no logit per image and class to explain; rollout and '
       'attention need none.'

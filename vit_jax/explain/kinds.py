@@ -6,7 +6,6 @@ Each takes (model, variables, images [B, H, W, C], classes int [B]) and options 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.explain import attention as maps
 from vit_jax.explain import saliency, weights
@@ -26,7 +25,7 @@ def attention(model, variables, images, classes, *, layer=-1, head=None):
   if layer == 'pooling':
     if attended.pooling is None:
       raise UserError(
-        f"layer='pooling': {type(models.core(model)).__name__} has no attention pooling "
+        f"layer='pooling': {type(model.untuned).__name__} has no attention pooling "
         "(classifier='map'); give the number of a layer."
       )
     return weights.reshape_to_grid(_one_head(attended.pooling, head)[:, 0], grid)

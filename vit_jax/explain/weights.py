@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from vit_jax import models, trees
+from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.tune.vpt import Prompts
 
@@ -65,7 +65,7 @@ def reader(
     tokens: N.
     grid: (h, w) of patches.
   """
-  classifier = getattr(models.core(model), 'classifier', None)
+  classifier = getattr(model.untuned, 'classifier', None)
   first = jax.nn.one_hot(jnp.zeros((1, 1), int), tokens)
   if classifier == 'token':
     return first
@@ -85,7 +85,7 @@ def reshape_to_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
 
 def _apply(model, variables, images):
   """Returns (logits, what was sown, (h, w) of the grid of patches)."""
-  core, family = models.core(model), models.family_of(model)
+  core, family = model.untuned, model.family
   (logits, out), sown = model.apply(variables, images, mutable=['intermediates'])
   sown = sown.get('intermediates', {})
   if getattr(core, 'attention', 'full') == 'axial':
@@ -118,7 +118,7 @@ def _unpack(sown: dict) -> dict:
 
 
 def _sort_layers(model, sown: dict) -> Attention:
-  family = models.family_of(model)
+  family = model.family
   layers, pooling = {}, None
   for name, x in trees.flatten(sown).items():
     if _SOWN not in name:

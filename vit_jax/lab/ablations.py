@@ -83,7 +83,7 @@ def _fields(config: dict) -> dict:
   name, fields = models.resolve(
     section.pop('name'), section.pop('variant', None), **section
   )
-  return models.fields_of(models.build(name, **fields))
+  return models.build(name, **fields).fields()
 
 
 @_ablation(

@@ -6,7 +6,6 @@ of a key, so that the result does not depend on how many devices share the batch
 """
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
@@ -188,10 +187,10 @@ class MaskedPatches:
       rate: share of the patches of each image that are corrupted. 80 % of them get the
         mask embedding, 10 % another patch's embedding, and 10 % keep theirs.
     """
-    if models.core(model) is not model:
+    if model.untuned is not model:
       raise ValueError('masked_patches needs config.tune.method=full, or rules')
-    family = models.family_of(model)
-    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+    family = model.family
+    fields = model.fields()
     if family.patches is None:
       allowed = [name for name in models.MODELS if models.family(name).patches]
       raise ValueError(f'{type(model).__name__} has no patches: choose of {allowed}')

@@ -11,12 +11,11 @@ import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 
 from vit_jax.check import Size, bind
 from vit_jax.errors import UserError, choose, did_you_mean
-from vit_jax.models.family import OUTPUTS, Family
+from vit_jax.models.family import Family
 from vit_jax.registry import Registry
 
 MODELS = Registry(
@@ -44,113 +43,9 @@ DTYPES = ('float32', 'bfloat16', 'float16')
 
 def family(name: str, variant: str | None = None, **fields) -> Family:
   """Returns the `Family` of the model that `build` returns for these arguments."""
-  facts = _facts(name)
-  if hasattr(facts.model, 'backbone'):
-    _, fields = resolve(name, variant, **fields)
-    if fields.get('backbone'):
-      return facts.around(family(**fields['backbone']))
-  return facts
-
-
-def family_of(model) -> Family:
-  """Returns the `Family` of a model, around that of its backbone if it has one."""
-  facts, inside = MODELS[name_of(model)], backbone_of(model)
-  return facts if inside is None else facts.around(family_of(inside))
-
-
-def check_outputs(model, kind: str, source: str) -> None:
-  """Raises UserError for a model of other outputs than `kind`, see `Family.outputs`.
-
-  Args:
-    source: the subject of the message, such as the source of the weights.
-  """
-  if (outputs := family_of(model).outputs) != kind:
-    raise UserError(
-      f'{source} gives {OUTPUTS[outputs]}, where {kind} are expected. In Python, '
-      'loaded = vit_jax.load(SOURCE) has the model: loaded.model.apply(loaded.variables, '
-      'images).'
-    )
-
-
-def core(model):
-  """Returns the model of a family inside a wrapper such as `tune.tuned.Tuned`."""
-  return core(model.model) if hasattr(model, 'model') else model
-
-
-def backbone_of(model):
-  """Returns the backbone of a model, or None."""
-  return getattr(core(model), 'backbone', None)
-
-
-def name_of(model) -> str:
-  """Returns the key of MODELS of a model's family."""
-  cls = type(core(model))
-  for name in MODELS:
-    if MODELS[name].model is cls:
-      return name
-  raise ValueError(f'no family of models.MODELS has the class {cls.__name__}')
-
-
-def fields_of(model) -> dict:
-  """Returns {field: value} of a model, with a backbone as the dict that `build` takes."""
-  model = core(model)
-  names = [f.name for f in dataclasses.fields(model)]
-  fields = {n: getattr(model, n) for n in names if n not in ('parent', 'name')}
-  if (inside := backbone_of(model)) is not None:
-    fields['backbone'] = {'name': name_of(inside), **fields_of(inside)}
-  return fields
-
-
-def changed(model, **values):
-  """Returns a model, its backbone included, with other values of the fields it has."""
-  if model is not (inside := core(model)):
-    return model.clone(model=changed(inside, **values))
-  fields = {k: v for k, v in values.items() if hasattr(model, k)}
-  if (inside := backbone_of(model)) is not None and 'backbone' not in fields:
-    fields['backbone'] = changed(inside, **values)
-  return model.clone(**fields)
-
-
-def inputs_of(model, image_shape: tuple[int, int, int], batch: int = 1):
-  """Returns the shapes of a model's inputs: [batch, H, W, C], or {name: [batch, h, w, C]}.
-
-  Args:
-    image_shape: (H, W, C) of the images; a model without a backbone takes maps of them.
-  """
-  inputs = family_of(model).inputs
-  shape = lambda x: jax.ShapeDtypeStruct((batch, *x), jnp.float32)
-  if inputs is None:
-    return shape(image_shape)
-  return {n: shape(x) for n, x in inputs(fields_of(model), image_shape[:2]).items()}
-
-
-def maps(out: dict) -> dict:
-  """Returns the maps [B, h, w, D] among named features.
-
-  Tokens [B, N, D] on the grid of 'stem' count as one, without those in front of the
-  patches, such as a class token and registers.
-  """
-  h, w = out['stem'].shape[1:3]
-  grid = lambda x: x[:, -h * w :].reshape(len(x), h, w, x.shape[-1])
-  return {
-    name: x if x.ndim == 4 else grid(x)
-    for name, x in out.items()
-    if x.ndim == 4 or (x.ndim == 3 and x.shape[1] >= h * w)
-  }
-
-
-def shapes_of(model, image_shape: tuple[int, int, int]) -> dict:
-  """Returns the shapes of a model's variables, {'params': ...}, for images (H, W, C).
-
-  Each model and size is traced once: tracing `init` takes longer than tracing the model.
-  """
-  shapes = _shapes_of(model, tuple(image_shape))
-  return jax.tree.map(lambda x: x, shapes)  # a copy, which the caller may change
-
-
-@functools.lru_cache(maxsize=64)
-def _shapes_of(model, image_shape):
-  return jax.eval_shape(model.init, jax.random.key(0), inputs_of(model, image_shape))
+  name, fields = resolve(name, variant, **fields)
+  inside = fields.get('backbone')
+  return MODELS[name].around(family(**inside)) if inside else MODELS[name]
 
 
 def _facts(name: str) -> Family:

@@ -1,4 +1,4 @@
-"""The common part of all classifiers, and the facts of a family of models.
+"""The facts of a family of models.
 
 Optimizers, weights, tools and tests know no model: each page of `models/` ends with a
 `Family`, the names of its parameters and the constraints on its images.
@@ -7,14 +7,7 @@ Optimizers, weights, tools and tests know no model: each page of `models/` ends 
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Literal
-
-import flax.linen as nn
-import jax.numpy as jnp
-
-from vit_jax.check import Range
-from vit_jax.nn.layers import linear_head
-from vit_jax.nn.stack import REMAT
+from typing import Literal
 
 # The outputs of models, see `Family.outputs`, in words.
 OUTPUTS = {
@@ -24,34 +17,6 @@ OUTPUTS = {
   'pixels': 'a class for every pixel',
   'maps': 'maps, for a head such as semantic_fpn',
 }
-
-
-class Classifier(nn.Module):
-  """The fields of every classifier, and its head.
-
-  Classifiers are called with images [B, H, W, C], in [-1, 1] unless they say otherwise.
-  `train` turns on dropout and stochastic depth, which need the 'dropout' rng. `features`
-  says whether the caller reads more of `out` than 'pre_logits'.
-  """
-
-  num_classes: Annotated[int, Range(1, 2**24)] | None = 1000  # None: no head
-  # Initial logits. -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
-  head_bias_init: float = 0.0
-  remat: Literal[REMAT] = (
-    'none'  # values that the backward pass recomputes: see nn.stack
-  )
-  # Of the body; final norm, pooling, head and all parameters are float32.
-  dtype: jnp.dtype = jnp.float32
-
-  def classify(self, x, out: dict, features: bool, head: Callable = linear_head):
-    """Returns (logits [B, K] of x [B, D], `out` with x as 'pre_logits').
-
-    Args:
-      features: whether the caller reads more of `out` than 'pre_logits'.
-      head: maps x, `num_classes` and `head_bias_init` to logits.
-    """
-    out = {**out, 'pre_logits': x} if features else {'pre_logits': x}
-    return head(x, self.num_classes, self.head_bias_init), out
 
 
 @dataclasses.dataclass(frozen=True)

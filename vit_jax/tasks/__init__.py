@@ -1,6 +1,5 @@
 """Objectives: where recipes differ, under one train loop. See `contracts.Task`."""
 
-from vit_jax import models
 from vit_jax.models.family import OUTPUTS
 from vit_jax.registry import Registry
 
@@ -29,7 +28,7 @@ def build(name: str, model, spec: dict, **options):
   Raises:
     ValueError: for batches or a model that lack something that the task needs.
   """
-  check_outputs(name, type(models.core(model)).__name__, models.family_of(model))
+  check_outputs(name, type(model.untuned).__name__, model.family)
   return TASKS[name](model, spec, **options)
 
 

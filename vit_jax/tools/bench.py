@@ -79,8 +79,8 @@ class Subject:
     self.tune = {'method': 'full', **section}
     model = models.build(**self.section)
     shape = (*size, 3)
-    self._model, _ = tune.attach(model, models.family_of(model), shape, **self.tune)
-    self.shapes = models.shapes_of(self._model, shape)
+    self._model, _ = tune.attach(model, model.family, shape, **self.tune)
+    self.shapes = self._model.shapes(shape)
     self.params = sum(x.size for x in jax.tree.leaves(self.shapes['params']))
     image = jax.ShapeDtypeStruct((1, *shape), 'float32')
     self.flops = flops.count(self.logits, self.shapes, image)

@@ -56,11 +56,11 @@ def main(argv: list[str]) -> int:
 
 def _zero_shot(args, loaded):
   """Returns the classifier that --labels and --templates describe, as a source."""
-  from vit_jax import models, trees, weights
+  from vit_jax import trees, weights
 
   loaded = zero_shot.classifier(args, loaded)
   model, flat = loaded.model, trees.flatten_variables(loaded.variables)
-  names = loaded.format, models.name_of(model), models.fields_of(model)
+  names = loaded.format, model.family_name, model.fields()
   rest = loaded.image_size, loaded.channels, loaded.class_names, loaded.pp
   return weights.Source(loaded.source, *names, flat, *rest, unused=[])
 

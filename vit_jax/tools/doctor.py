@@ -127,7 +127,7 @@ def _train_one_step() -> tuple[float, float]:
   rng = np.random.default_rng(0)
   images = rng.uniform(-1, 1, (4, 32, 32, 3)).astype(np.float32)
   # From NumPy: compiling JAX's own initialisation takes longer than the step.
-  shapes = models.shapes_of(model, images.shape[1:])['params']
+  shapes = model.shapes(images.shape[1:])['params']
   params = jax.tree.map(lambda p: rng.normal(0, 0.1, p.shape).astype(p.dtype), shapes)
 
   def loss(params):

@@ -40,11 +40,11 @@ def main(argv: list[str]) -> int:
   names = [path.removeprefix(root) for path in predict.find([root])]
   import jax
 
-  from vit_jax import inference, models, sharding
+  from vit_jax import inference, sharding
   from vit_jax.data.single_image import SingleImage
 
   loaded = source.load(args, **({'dtype': args.dtype} if args.dtype else {}))
-  models.check_outputs(loaded.model, 'classes', args.source)
+  loaded.model.check_outputs('classes', args.source)
   pp = args.pp or loaded.pp
   numbers = 'float16' if args.half else 'float32'
   usual = ['logits' if zero_shot.is_pair(loaded) else 'pre_logits']
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
       'pp': pp,
       'image_size': [*loaded.image_size],
       'layers': layers,
-      'dtype': np.dtype(models.fields_of(loaded.model)['dtype']).name,
+      'dtype': np.dtype(loaded.model.fields()['dtype']).name,
       'numbers': numbers,
     },
     'source': _lasting(args.source, loaded.step),
@@ -108,13 +108,11 @@ def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:
   """
   import jax
 
-  from vit_jax import models
-
   def function(variables, batch):
     # The last block may compute less for these alone.
     rest = {*layers} - {'pre_logits', 'logits'}
     y, out = loaded.model.apply(variables, batch['image'], features=bool(rest))
-    rows = {**out, 'logits': y} | (models.maps(out) if rest else {})
+    rows = {**out, 'logits': y} | (loaded.model.maps(out) if rest else {})
     return {name: choose('layer', name, rows).astype(numbers) for name in layers}
 
   shape = (1, *loaded.image_size, loaded.channels)

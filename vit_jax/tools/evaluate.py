@@ -55,13 +55,13 @@ def _evaluate(argv: list[str]) -> int:
     raise UserError(_SEVERAL.format(labels))
   import jax
 
-  from vit_jax import losses, models, sharding
+  from vit_jax import losses, sharding
   from vit_jax.evaluators import class_match, classification
 
   loaded = zero_shot.classifier(args, source.load(args), section['data'])
-  if other := OTHERS.get(models.family_of(loaded.model).outputs):
+  if other := OTHERS.get(loaded.model.family.outputs):
     return importlib.import_module(other).run(args, loaded, own, section)
-  models.check_outputs(loaded.model, 'classes', args.source)
+  loaded.model.check_outputs('classes', args.source)
   if (K := loaded.model.num_classes) is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')
   loss = args.loss or section.get('loss', 'softmax')

@@ -32,13 +32,13 @@ def main(argv: list[str]) -> int:
   """Prints the most probable classes of every image, or its boxes or segments."""
   args = _parser().parse_args(argv)
   paths = find(args.images)
-  from vit_jax import inference, models
+  from vit_jax import inference
 
   loaded = zero_shot.classifier(args, source.load(args))
-  if other := OTHERS.get(models.family_of(loaded.model).outputs):
+  if other := OTHERS.get(loaded.model.family.outputs):
     predict = getattr(importlib.import_module(_DETECTION), other)
     return predict(args, loaded, paths)
-  models.check_outputs(loaded.model, 'classes', args.source)
+  loaded.model.check_outputs('classes', args.source)
   why = f'is for detectors, --draw also for segmenters; {args.source} gives classes'
   cli.refuse(args, ('threshold', 'draw'), why)
   if loaded.model.num_classes is None:

@@ -23,7 +23,7 @@ def run(args) -> int:
   own, section = _section(args)
   import jax
 
-  from vit_jax import evaluators, models, sharding
+  from vit_jax import evaluators, sharding
 
   # Until the weights bring their own preprocessing:
   options = {'pp': args.pp or 'value_range(-1, 1)', **section}
@@ -31,7 +31,7 @@ def run(args) -> int:
   signature = evaluators.EVALUATORS.signature(args.probe)
   check.bind(f'--probe {args.probe}', options, signature)
   loaded = source.load(args)
-  models.check_outputs(loaded.model, 'classes', args.source)
+  loaded.model.check_outputs('classes', args.source)
   if 'pp' not in section or args.pp or args.resolution:
     section['pp'] = args.pp or loaded.pp
   mesh = sharding.make_mesh()

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import distributed, files, kernels, models, sharding, tasks, trees, weights
+from vit_jax import distributed, files, kernels, sharding, tasks, trees, weights
 from vit_jax.check import prefix_errors
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
@@ -89,7 +89,7 @@ def train(
     print('Data:', *described, sep='\n  ', flush=True)
 
     trainer = Trainer(config, data.spec, mesh, data.finish_on_device)
-    any_size = trainer.family.any_size(models.fields_of(trainer.model))
+    any_size = trainer.family.any_size(trainer.model.fields())
     evaluations.check_sizes(config, evals, any_size)
     abstract = trainer.abstract_state
     initial = _from_weights(source, trainer.model, config, abstract.frozen)

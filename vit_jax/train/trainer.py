@@ -48,7 +48,7 @@ class Trainer:
     """
     self._config, self.spec, self.mesh = config, spec, mesh
     self.model = models.build(**config['model'])
-    self.family = models.family_of(self.model)
+    self.family = self.model.family
     image_shape = spec['image'].shape[1:]
     section = config.get('tune', {})
     tuned, rules = tune.attach(self.model, self.family, image_shape, **section)

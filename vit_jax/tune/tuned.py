@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import trees
+from vit_jax.models.base import Model
 
 SCOPE = 'tune'  # added parameters stand below this name
 
 
-class Tuned(nn.Module):
+class Tuned(Model):
   """A model that computes with the parameters that a method adds.
 
   The model's own parameters keep their names; those added are below `tune/`. Called as
@@ -24,7 +25,7 @@ class Tuned(nn.Module):
     frozen_norms: paths of batch norms that keep to their running statistics in training.
   """
 
-  model: nn.Module
+  model: Model
   tune: 'Addition | None' = None
   trains_backbone: bool = True
   frozen_norms: tuple[str, ...] = ()
@@ -36,6 +37,26 @@ class Tuned(nn.Module):
   def num_classes(self) -> int | None:
     """The model's number of classes."""
     return self.model.num_classes
+
+  @property
+  def untuned(self) -> Model:
+    """The model without the added parameters."""
+    return self.model.untuned
+
+  @property
+  def backbone(self) -> Model | None:
+    """The model's backbone, or None."""
+    return self.model.backbone
+
+  @nn.nowrap
+  def fields(self) -> dict:
+    """Returns the model's fields."""
+    return self.model.fields()
+
+  @nn.nowrap
+  def change(self, **values) -> 'Tuned':
+    """Returns the same around the model with other values of the fields it has."""
+    return self.clone(model=self.model.change(**values))
 
   def __call__(self, images, *, train: bool = False, **options):
     """Calls the model; arguments and results are those of its own `__call__`."""

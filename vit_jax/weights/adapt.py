@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from vit_jax import models, resample, trees
+from vit_jax import resample, trees
 from vit_jax.errors import choose
 from vit_jax.models.family import Family
 from vit_jax.models.vit import has_cls
@@ -229,12 +229,12 @@ def fit(
   resize = source.resize if resize == 'origin' else resize
   with errors_of(f'{source.source}'):
     source, new, notes = started(source, model, resize)
-    abstract = models.shapes_of(model, (*image_size, source.channels))
+    abstract = model.shapes((*image_size, source.channels))
     shapes = {name: x.shape for name, x in trees.flatten_variables(abstract).items()}
     flat = as_variables(source.flat, shapes)
     resized, changes = _resized(source, flat, model, shapes, image_size, resize)
     flat |= resized
-    family = models.family_of(model)
+    family = model.family
     if any(family.is_stacked(name) for name in shapes):
       flat = stack(flat, family)
     skip = [*skip, *new]
@@ -294,7 +294,7 @@ def _classes(shapes: Shapes) -> int | None:
 
 def _resized(source, flat, model, shapes, image_size, method) -> tuple[dict, list[str]]:
   """Returns ({name: array of the model's shape}, what was resized, as text)."""
-  family, fields = models.family_of(model), models.fields_of(model)
+  family, fields = model.family, model.fields()
   resized, notes, old_fields = {}, [], fields
   grid = lambda size, fields: tuple(map(operator.floordiv, size, family.stride(fields)))
   kernel, shape = flat.get(family.patches), shapes.get(family.patches, ())
@@ -352,7 +352,7 @@ def started(source: Source, model, resize: str) -> tuple[Source, list[str], list
   The source is of the model's family, of that of its backbone, or of one in STARTS.
   Returns also regexes of parameters that keep their initial values, and notes.
   """
-  name, inside = models.name_of(model), models.backbone_of(model)
+  name, inside = model.family_name, model.backbone
   if source.family != name and inside is not None:
     source, new, notes = started(source, inside, resize)
     source = without(source, r'(head|head_dist|pre_logits)/.*')

@@ -27,8 +27,8 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
   """
   choose('format', to, TO)
   source = tuned.folded(source)
-  built = models.changed(models.build(source.family, **source.fields), scan=False)
-  fields, size = models.fields_of(built), usual_size(source)
+  built = models.build(source.family, **source.fields).change(scan=False)
+  fields, size = built.fields(), usual_size(source)
   flat, _ = fit(source, built, size)
   params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
   model = source.family, flat, fields, size, source.class_names

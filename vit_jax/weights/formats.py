@@ -143,7 +143,7 @@ class Format(NamedTuple):
     section, _ = format.read(
       parameters, format.facts(configs.without_nulls(config), '')
     )
-    again = models.fields_of(models.build(**section))
+    again = models.build(**section).fields()
     self._check_equal(fields, again)
     return arrays, config
 

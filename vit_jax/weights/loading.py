@@ -49,7 +49,7 @@ class Loaded:
     step = '' if self.step is None else f', step {self.step}'
     tuned = f' with {self.tune["method"]}' if self.tune else ''
     return (
-      f'<{type(models.core(self.model)).__name__}{tuned} of {self.source} '
+      f'<{type(self.model.untuned).__name__}{tuned} of {self.source} '
       f'({self.format}{step}): {total:,} parameters, images {H} x {W} x {self.channels}>'
     )
 
@@ -129,7 +129,7 @@ def load(
       model = models.build(**{'name': model} if isinstance(model, str) else model)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   size = tuple(size) if size else usual_size(origin)
-  check_size(size, models.family_of(model).stride(models.fields_of(model)))
+  check_size(size, model.family.stride(model.fields()))
   flat, report = fit(origin, model, size, skip=skip, resize=resize)
   shape = (*size, origin.channels)
   if report.reinitialized:
@@ -155,7 +155,7 @@ def _initial(model, shape, names: list[str]) -> dict[str, np.ndarray]:
   """Returns the initial values of some variables; the others are not computed."""
 
   def init(key):
-    inputs = jax.tree.map(jnp.zeros_like, models.inputs_of(model, shape))
+    inputs = jax.tree.map(jnp.zeros_like, model.inputs(shape))
     flat = trees.flatten_variables(model.init(key, inputs))
     return {name: flat[name] for name in names}
 

@@ -63,8 +63,8 @@ def read(
   H, W, C = resolved['image_shape']
   model = models.build(family, **own_fields)
   section = config.get('tune', {})
-  tuned, _ = tune.attach(model, models.family_of(model), (H, W, C), **section)
-  abstract = models.shapes_of(tuned, (H, W, C))
+  tuned, _ = tune.attach(model, model.family, (H, W, C), **section)
+  abstract = tuned.shapes((H, W, C))
   saved = Steps(folder, config)
   step = saved.choose(source, which)
   with saved.checkpoints as checkpoints:
@@ -89,7 +89,7 @@ def read(
       variables = restore(step)
   flat = trees.flatten_variables(jax.tree.map(np.asarray, variables))
   added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
-  flat = adapt.unstack(flat, models.family_of(model))
+  flat = adapt.unstack(flat, model.family)
   classes, section = resolved.get('class_names'), section if added else {}
   arguments = (family, own_fields | fields, flat, (H, W), C, classes, pipeline(config))
   return Source(str(source), 'run', *arguments, [], step, section, added)

@@ -88,7 +88,7 @@ def apply(source: Source, path: str | Path) -> Source:
       raise ValueError(f'it was tuned on a {config["family"]}, not a {source.family}')
     fields = source.fields | config['fields']
     size = tuple(config['image_size'])
-    model = models.changed(models.build(source.family, **fields), scan=False)
+    model = models.build(source.family, **fields).change(scan=False)
     # As in the run: positions, say, were resized before they were frozen.
     skip = [re.escape(name.removeprefix(f'{trees.STATS}/')) for name in own]
     options = config['fit'] | {'skip': [*config['fit'].get('skip', ()), *skip]}
@@ -158,7 +158,7 @@ def with_section(source: Source, section: dict) -> Source:
 
 def attached(model, source: Source, shape: tuple[int, int, int], flat: dict):
   """Returns (model, {name: array}) with the parameters that the source's tuning adds."""
-  family = models.family_of(model)
+  family = model.family
   model, _ = tune.attach(model, family, shape, **source.tune)
 
   def init(key):

@@ -16,6 +16,7 @@ from vit_jax.check import Count, Depth, Share
 from vit_jax.detection.models.pyramid import maps_of, nearest
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
+from vit_jax.models.base import Model
 from vit_jax.models.family import Family
 from vit_jax.nn.layers import (
   Dense,
@@ -139,7 +140,7 @@ class BoxHead(nn.Module):
     return jax.nn.sigmoid(x)
 
 
-class DETR(nn.Module):
+class DETR(Model):
   """See `__call__`. `backbone` comes from `variant`."""
 
   backbone: nn.Module | None = None  # gives maps [B, h, w, C]

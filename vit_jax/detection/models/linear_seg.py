@@ -12,16 +12,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax import models
 from vit_jax.check import Count
 from vit_jax.detection.models.pyramid import bilinear, maps_of
 from vit_jax.errors import UserError
+from vit_jax.models.base import Model
 from vit_jax.models.family import Family
 from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.nn.layers import check_images
 
 
-class LinearSeg(nn.Module):
+class LinearSeg(Model):
   """See `__call__`."""
 
   num_classes: Count | None = None  # None: no head, outputs are out['joined']
@@ -51,7 +51,7 @@ class LinearSeg(nn.Module):
         "A linear_seg needs a backbone: backbone={'name': 'vit', ...}, or weights."
       )
     size, backbone = images.shape[1:3], self.backbone
-    stride = models.family_of(backbone).stride(models.fields_of(backbone))
+    stride = backbone.family.stride(backbone.fields())
     if any(n % s for n, s in zip(size, stride, strict=True)):
       raise UserError(
         f'Images of {size} pixels: a linear_seg takes multiples of the stride of its '

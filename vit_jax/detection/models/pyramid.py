@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import models
 from vit_jax.errors import UserError
+from vit_jax.models.base import Model
 from vit_jax.nn.layers import LayerNorm, check_images
 
 NORMS = ('none', 'layer')
@@ -41,7 +41,7 @@ class ConvNorm(nn.Module):
     return LayerNorm(self.dtype, name='norm')(x) if self.norm == 'layer' else x
 
 
-class Pyramid(nn.Module):
+class Pyramid(Model):
   """The fields of every pyramid, and its last steps.
 
   A pyramid gives ({'p2': [B, H / 4, W / 4, channels], ...}, out): its maps, each named by
@@ -134,7 +134,7 @@ def maps_of(backbone: nn.Module, images, *, train: bool) -> tuple[dict, dict]:
   check_images(images)
   _, out = backbone(images, train=train)
   out = {name: x for name, x in out.items() if name != 'pre_logits'}
-  return models.maps(out), out
+  return backbone.maps(out), out
 
 
 def bilinear(x: jax.Array, size: tuple[int, int]) -> jax.Array:

@@ -22,6 +22,7 @@ from vit_jax.detection.regions import anchors, assign, coding, suppression
 from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.detection.regions.roi_align import level_of, roi_align
 from vit_jax.errors import UserError
+from vit_jax.models.base import Model
 from vit_jax.models.family import Family
 
 BOX_BINS, MASK_BINS = 7, 14  # a side of the features of boxes, and of those of masks
@@ -42,7 +43,7 @@ def variant(name: str) -> dict:
   return dict(backbone=resnet, anchor_sizes=((32, 64, 128, 256, 512),))
 
 
-class RCNN(nn.Module):
+class RCNN(Model):
   """See `__call__`. `backbone` comes from `variant`."""
 
   # A pyramid, or a ResNet whose last stage is the one map.

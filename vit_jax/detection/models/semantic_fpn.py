@@ -13,6 +13,7 @@ from vit_jax.check import Count
 from vit_jax.detection.models import sfp
 from vit_jax.detection.models.pyramid import bilinear
 from vit_jax.errors import UserError, choose
+from vit_jax.models.base import Model
 from vit_jax.models.family import Family
 from vit_jax.nn.layers import check_images, group_norm
 
@@ -58,7 +59,7 @@ def _fitted(x, size: tuple[int, int]):
   return x[:, : size[0], : size[1]]
 
 
-class SemanticFPN(nn.Module):
+class SemanticFPN(Model):
   """See `__call__`."""
 
   num_classes: Count | None = None  # None: no last layer, outputs are out['merged']

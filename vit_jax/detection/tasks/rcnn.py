@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import models
 from vit_jax.check import Factor
 from vit_jax.detection import boxes
 from vit_jax.detection.models.rcnn import sizes_of
@@ -52,7 +51,7 @@ class RCNN:
         that predicts them.
     """
     self.model = model
-    core = models.core(model)
+    core = model.untuned
     needed = ['boxes', 'boxes_mask', 'label'] + ['masks', 'extents'] * core.masks
     if missing := [name for name in needed if name not in spec]:
       have = {name: list(x.shape) for name, x in spec.items()}

@@ -56,7 +56,7 @@ def _evaluator(args, loaded, section: dict, out: Path | None, mesh):
 
   On other data than a run's own, masks are compared if the model and the data have any.
   """
-  from vit_jax import models, sharding
+  from vit_jax import sharding
   from vit_jax.data.ops import registry
   from vit_jax.detection.evaluators import coco
   from vit_jax.evaluators import class_match
@@ -75,7 +75,7 @@ def _evaluator(args, loaded, section: dict, out: Path | None, mesh):
   classes = class_match.Classes(names, loaded.model.num_classes)
   build = functools.partial(coco.Coco, mesh, lambda: None, classes, data=data)
   masks = section.get(
-    'masks', bool(args.data and getattr(models.core(loaded.model), 'masks', False))
+    'masks', bool(args.data and getattr(loaded.model.untuned, 'masks', False))
   )
   note = ''
   try:

@@ -33,7 +33,6 @@ def _folder_of(args, paths: list[str]) -> Path | None:
 
 def objects(args, loaded, paths: list[str]) -> int:
   """Prints the objects of every image, and draws them into `--draw`."""
-  from vit_jax import models
   from vit_jax.detection import inference
 
   why = f'is for classes; {args.source} is a detector: --threshold chooses its boxes'
@@ -44,7 +43,7 @@ def objects(args, loaded, paths: list[str]) -> int:
   detected = inference.detect_images(loaded, shown, **options)
   least = args.threshold
   if least is None:
-    least = THRESHOLDS[models.family_of(loaded.model).outputs]
+    least = THRESHOLDS[loaded.model.family.outputs]
   names = loaded.class_names
   images = [_objects(path, i, detected, names, least) for i, path in enumerate(paths)]
   if out:

@@ -128,7 +128,7 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
   Raises:
     ValueError: for a ViT that no ViTDet can start from.
   """
-  fields = models.fields_of(models.build('vit', **source.fields))
+  fields = models.build('vit', **source.fields).fields()
   configs.need(fields, 'a vitdet', **_BLOCKS)
   if source.image_size is None:
     raise ValueError('its image size, and so the grid of its positions, is unknown')

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import kernels, models, trees
+from vit_jax import kernels, trees
 from vit_jax.data.ops import registry
 from vit_jax.errors import choose
 from vit_jax.version import __version__
@@ -38,18 +38,18 @@ class Program:
 
   def __init__(self, loaded: Loaded, layers: Iterable[str], batch: int | None):
     model = loaded.model
-    self._model = models.changed(model, remat='none')
+    self._model = model.change(remat='none')
     self._image = (*loaded.image_size, loaded.channels)
     self._layers, self._features = tuple(layers), False
     classes = getattr(model, 'num_classes', None)
     self._first = 'pre_logits' if classes is None else 'logits'
     self.batch, self.variables = batch, loaded.variables
-    if getattr(models.core(model), 'scan', False):
-      family, flat = models.family_of(model), trees.flatten(loaded.params)
+    if getattr(model.untuned, 'scan', False):
+      family, flat = model.family, trees.flatten(loaded.params)
       params = trees.unflatten(adapt.unstack(flat, family))
-      self._model = models.changed(self._model, scan=False)
+      self._model = self._model.change(scan=False)
       self.variables = loaded.variables | {'params': params}
-    self.dtype = jnp.dtype(models.core(model).dtype).name
+    self.dtype = jnp.dtype(model.untuned.dtype).name
     self.params = sum(x.size for x in jax.tree.leaves(loaded.variables))
     images = jax.ShapeDtypeStruct(self.shape(1), jnp.float32)
     _, out = jax.eval_shape(self._model.apply, self.variables, images)

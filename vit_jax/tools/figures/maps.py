@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax import explain, imagenet, models
+from vit_jax import explain, imagenet
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.explain import attention
 from vit_jax.tools import predict, source
@@ -71,7 +71,7 @@ def distance(args) -> Drawn:
   loaded = source.load(args, dtype='float32')
   each = explain.attention_distances(loaded, paths)
   mean, std = each.mean(0), each.std(0)  # [L, M]
-  patch = models.family_of(loaded.model).stride(models.fields_of(loaded.model))
+  patch = loaded.model.family.stride(loaded.model.fields())
   grid = tuple(n // p for n, p in zip(loaded.image_size, patch, strict=True))
   N = grid[0] * grid[1]
   even = np.full((1, 1, 1, N, N), 1 / N, np.float32)

@@ -6,7 +6,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import models, trees
+from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.explain.parameters import filters_pca, posemb_similarity, rescale
 from vit_jax.nn.positions import ADDED, PositionEmbedding
@@ -22,7 +22,7 @@ def posemb(args) -> Drawn:
   table, grid = _positions(loaded)
   similarity = posemb_similarity(table, grid)
   kinds = {'learn2d': '2-D position embedding', 'sincos2d': 'Sine-cosine position'}
-  model = models.core(loaded.model)
+  model = loaded.model.untuned
   title = f'{kinds.get(model.posemb, "Position embedding")} similarity'
   notes = ()
   if model.posemb_where == 'every':
@@ -41,14 +41,14 @@ def filters(args) -> Drawn:
   from vit_jax.explain import plots
 
   loaded = source.load(args, dtype='float32')
-  family = models.family_of(loaded.model)
+  family = loaded.model.family
   flat = trees.flatten(loaded.params)
   name = family.stem(flat)
   kernel = np.asarray(flat[name], np.float32)
   size, coloured = kernel.shape[:2], kernel.shape[2] == 3
   channels = ('red', 'green', 'blue') if coloured else ('grey',)
   colour = 'RGB' if coloured else 'Grey'
-  if size == tuple(family.stride(models.fields_of(loaded.model))):
+  if size == tuple(family.stride(loaded.model.fields())):
     n = min(28, math.prod(kernel.shape[:3]), kernel.shape[3])
     components = filters_pca(kernel, n)
     shown, explained = rescale(components.filters), components.explained
@@ -73,7 +73,7 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
 
   Where every block adds its own, they are those of the first.
   """
-  model, family = models.core(loaded.model), models.family_of(loaded.model)
+  model, family = loaded.model.untuned, loaded.model.family
   if family.position is None:
     kind = type(model).__name__
     raise UserError(f'{loaded.source}: {kind} has no position embeddings, but filters.')
@@ -81,7 +81,7 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
     raise UserError(
       f'{loaded.source}: posemb={model.posemb!r} is not added; see filters.'
     )
-  stride = family.stride(models.fields_of(model))
+  stride = family.stride(model.fields())
   grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))
   patches = grid[0] * grid[1]
   module = PositionEmbedding(model.posemb, model.posemb_std, model.posemb_tokens)

@@ -46,7 +46,7 @@ def _trace(module, shape: tuple[int, ...]) -> tuple:
   """
   module = module.clone(scan=True) if hasattr(module, 'scan') else module
   images = jax.ShapeDtypeStruct((1, *shape), 'float32')
-  return module.apply, models.shapes_of(module, shape), images
+  return module.apply, module.shapes(shape), images
 
 
 def describe(
@@ -74,7 +74,7 @@ def describe(
   forward, variables, images = _trace(module, (*resolution, 3))
   params = trees.flatten(variables['params'])
   if getattr(module, 'scan', None) is False:  # it was traced as one block
-    unstack = functools.partial(adapt.unstack, family=models.family_of(module))
+    unstack = functools.partial(adapt.unstack, family=module.family)
     params = jax.eval_shape(unstack, params)
   operations = flops.count(forward, variables, images)
   _, out = jax.eval_shape(forward, variables, images)
