@@ -1,10 +1,11 @@
 """The contracts between the parts of vit_jax, as Protocols.
 
 A task or evaluator needs no base class: it has the attributes and methods below. A model is
-a `models.base.Model`, which adds the methods that all models share. Other parts have a class that says the same: a source is a `data.sources.base.Source`, a
-tuning method a `tune.method.Method`, a published format a `weights.formats.Format`; an op is
-a function, see `data.ops.registry.op`. `tests/test_contracts.py` checks every entry of every
-table, and docs/guides/extending.md shows an example of each.
+a `models.family.Model`, which adds the methods that all models share. Other parts have a
+class that says the same: a source is a `data.sources.base.Source`, a tuning method a
+`tune.method.Method`, a published format a `weights.formats.Format`; an op is a function,
+see `data.ops.registry.op`. `tests/test_contracts.py` checks every entry of every table, and
+docs/guides/extending.md shows an example of each.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ Batch = dict[str, Any]  # {feature: array of B rows}
 
 
 class Model(Protocol):
-  """A `models.base.Model`, a Linen module.
+  """A `models.family.Model`, a Linen module.
 
   `dtype` is that of its body; final norm, head and loss are float32.
   """

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from vit_jax.check import Size, bind
 from vit_jax.errors import UserError, choose, did_you_mean
-from vit_jax.models.family import Family
 from vit_jax.registry import Registry
 
 MODELS = Registry(
@@ -41,14 +40,14 @@ MODELS = Registry(
 DTYPES = ('float32', 'bfloat16', 'float16')
 
 
-def family(name: str, variant: str | None = None, **fields) -> Family:
+def family(name: str, variant: str | None = None, **fields):
   """Returns the `Family` of the model that `build` returns for these arguments."""
   name, fields = resolve(name, variant, **fields)
   inside = fields.get('backbone')
   return MODELS[name].around(family(**inside)) if inside else MODELS[name]
 
 
-def _facts(name: str) -> Family:
+def _facts(name: str):
   """Returns the `Family` of a model, by any name that `parse_name` accepts."""
   key, *_ = parse_name(name)
   if key not in MODELS:
