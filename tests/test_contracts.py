@@ -8,7 +8,7 @@ import pytest
 from vit_jax import contracts, evaluators, models, tasks, tune
 from vit_jax.data import sources
 from vit_jax.data.sources.base import Source
-from vit_jax.models.family import OUTPUTS, Family
+from vit_jax.models.base import OUTPUTS, Family
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import DECAYS
 from vit_jax.tune.method import Method

@@ -1,7 +1,7 @@
 """The contracts between the parts of vit_jax, as Protocols.
 
 A task or evaluator needs no base class: it has the attributes and methods below. A model is
-a `models.family.Model`, which adds the methods that all models share. Other parts have a
+a `models.base.Model`, which adds the methods that all models share. Other parts have a
 class that says the same: a source is a `data.sources.base.Source`, a tuning method a
 `tune.method.Method`, a published format a `weights.formats.Format`; an op is a function,
 see `data.ops.registry.op`. `tests/test_contracts.py` checks every entry of every table, and
@@ -17,7 +17,7 @@ Batch = dict[str, Any]  # {feature: array of B rows}
 
 
 class Model(Protocol):
-  """A `models.family.Model`, a Linen module.
+  """A `models.base.Model`, a Linen module.
 
   `dtype` is that of its body; final norm, head and loss are float32.
   """
@@ -43,7 +43,7 @@ class Task(Protocol):
 
   # The feature of the data whose classes the model has a head for; None: no head.
   CLASSES: ClassVar[str | None]
-  # The kind of outputs that the model must have, see `models.family.Family`.
+  # The kind of outputs that the model must have, see `models.base.Family`.
   OUTPUTS: ClassVar[Literal['classes', 'maps', 'pixels', 'boxes', 'regions']]
   # The name above the task's own parameters, beside the model's; None: it has none.
   OWN: ClassVar[str | None]

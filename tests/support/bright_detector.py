@@ -9,7 +9,7 @@ from PIL import Image
 
 from vit_jax import weights
 from vit_jax.detection import boxes
-from vit_jax.models.family import Family
+from vit_jax.models.base import Family
 
 NAMES = ('cat', 'dog', 'bird')
 PP = 'decode|detr_resize(32, 48)|canvas(48)|value_range(-1, 1)'

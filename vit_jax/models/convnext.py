@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels.depthwise import depthwise
-from vit_jax.models.family import Classifier, Family
+from vit_jax.models.base import Classifier, Family
 from vit_jax.nn.layers import ACTIVATIONS, LayerNorm, MlpBlock, check_images, param
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 

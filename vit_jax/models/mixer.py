@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.kernels import place
-from vit_jax.models.family import Classifier, Family
+from vit_jax.models.base import Classifier, Family
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   LayerNorm,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
-from vit_jax.models.family import Classifier, Family
+from vit_jax.models.base import Classifier, Family
 from vit_jax.nn import pooling
 from vit_jax.nn.layers import Dense, LayerNorm, MlpBlock, check_images
 from vit_jax.nn.pooling import PoolingAttention

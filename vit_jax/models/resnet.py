@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, choose
-from vit_jax.models.family import Classifier, Family
+from vit_jax.models.base import Classifier, Family
 from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.nn.layers import check_images
 from vit_jax.nn.resnet import STAGES

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.check import Depth
-from vit_jax.models.family import Classifier, Family
+from vit_jax.models.base import Classifier, Family
 from vit_jax.nn import resnet
 from vit_jax.nn.layers import check_images
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from vit_jax.check import Depth, Range, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
-from vit_jax.models.family import Classifier, Family
+from vit_jax.models.base import Classifier, Family
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   Dense,

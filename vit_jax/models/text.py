@@ -59,7 +59,7 @@ class TextTransformer(nn.Module):
   head_bias: bool = False  # whether the projection has one
   act: str = 'gelu_erf'
   norm_eps: float = 1e-5
-  dtype: jnp.dtype = jnp.float32  # the body's, as in `models.family.Classifier`
+  dtype: jnp.dtype = jnp.float32  # the body's, as in `models.base.Classifier`
 
   @nn.compact
   def __call__(self, ids):

@@ -34,7 +34,7 @@ def layer_factors(family, params, decay: float) -> dict[str, np.ndarray]:
   follows. It is an array of one factor per layer where layers are stacked.
 
   Args:
-    family: the model's, see `models.family.Family.depths`.
+    family: the model's, see `models.base.Family.depths`.
     decay: 0 < decay <= 1; 0.65 to 0.75 in fine-tuning recipes.
   """
   shapes = {name: x.shape for name, x in trees.flatten(params).items()}

@@ -1,6 +1,6 @@
 """Objectives: where recipes differ, under one train loop. See `contracts.Task`."""
 
-from vit_jax.models.family import OUTPUTS
+from vit_jax.models.base import OUTPUTS
 from vit_jax.registry import Registry
 
 TASKS = Registry(
@@ -37,7 +37,7 @@ def check_outputs(name: str, model: str, family) -> None:
 
   Args:
     model: its name in the message.
-    family: its `models.family.Family`.
+    family: its `models.base.Family`.
   """
   expected = TASKS[name].OUTPUTS
   if expected != family.outputs:

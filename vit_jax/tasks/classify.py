@@ -13,7 +13,7 @@ class Classify:
   """Cross entropy of a model's logits; the task of the paper."""
 
   CLASSES = 'label'  # the feature whose classes the head has
-  OUTPUTS = 'classes'  # outputs of its models, a key of `models.family.OUTPUTS`
+  OUTPUTS = 'classes'  # outputs of its models, a key of `models.base.OUTPUTS`
   OWN = None  # parameters that the task has beside the model's
 
   def __init__(

@@ -26,7 +26,7 @@ class Trainer:
 
   Attributes:
     model: the Linen module that `config.model` describes.
-    family: its `models.family.Family`.
+    family: its `models.base.Family`.
     task: the objective, for the model with the parameters that `config.tune` adds.
     optimizer: see `optim.build`.
     spec, mesh: the arguments.

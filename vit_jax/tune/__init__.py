@@ -43,7 +43,7 @@ def attach(
 
   Args:
     model: a Linen module.
-    family: its `models.family.Family`.
+    family: its `models.base.Family`.
     image_shape: (H, W, C) of its images.
     method: a key of METHODS.
     **options: the fields of the method's class.

@@ -32,7 +32,7 @@ class Backbone:
 
   Attributes:
     model: a Linen module.
-    family: its `models.family.Family`.
+    family: its `models.base.Family`.
     image_shape: (H, W, C) of its images.
   """
 

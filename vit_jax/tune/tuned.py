@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import trees
-from vit_jax.models.family import Model
+from vit_jax.models.base import Model
 
 SCOPE = 'tune'  # added parameters stand below this name
 

@@ -16,7 +16,7 @@ from vit_jax.check import Count, Depth, Share
 from vit_jax.detection.models.pyramid import maps_of, nearest
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
-from vit_jax.models.family import Family, Model
+from vit_jax.models.base import Family, Model
 from vit_jax.nn.layers import (
   Dense,
   Dropout,

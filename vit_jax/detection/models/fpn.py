@@ -9,7 +9,7 @@ import flax.linen as nn
 
 from vit_jax.detection.models import pyramid
 from vit_jax.errors import UserError
-from vit_jax.models.family import Family
+from vit_jax.models.base import Family
 
 
 def variant(name: str) -> dict:

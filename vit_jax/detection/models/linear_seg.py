@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from vit_jax.check import Count
 from vit_jax.detection.models.pyramid import bilinear, maps_of
 from vit_jax.errors import UserError
-from vit_jax.models.family import Family, Model
+from vit_jax.models.base import Family, Model
 from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.nn.layers import check_images
 

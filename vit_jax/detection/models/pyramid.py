@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.family import Model
+from vit_jax.models.base import Model
 from vit_jax.nn.layers import LayerNorm, check_images
 
 NORMS = ('none', 'layer')

@@ -22,7 +22,7 @@ from vit_jax.detection.regions import anchors, assign, coding, suppression
 from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.detection.regions.roi_align import level_of, roi_align
 from vit_jax.errors import UserError
-from vit_jax.models.family import Family, Model
+from vit_jax.models.base import Family, Model
 
 BOX_BINS, MASK_BINS = 7, 14  # a side of the features of boxes, and of those of masks
 

@@ -13,7 +13,7 @@ from vit_jax.check import Count
 from vit_jax.detection.models import sfp
 from vit_jax.detection.models.pyramid import bilinear
 from vit_jax.errors import UserError, choose
-from vit_jax.models.family import Family, Model
+from vit_jax.models.base import Family, Model
 from vit_jax.nn.layers import check_images, group_norm
 
 

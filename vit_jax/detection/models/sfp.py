@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.detection.models import vitdet
 from vit_jax.detection.models.pyramid import NORMS, Pyramid, level_of, top_down
 from vit_jax.errors import UserError
-from vit_jax.models.family import Family
+from vit_jax.models.base import Family
 from vit_jax.nn.layers import LayerNorm
 
 # Figure 2 of the paper. 'simple': (c), every level from the last map alone; 'fpn_last':
