@@ -21,8 +21,8 @@ _LOCK = threading.Lock()
 def limit(num_examples: int, fraction: float | None) -> int:
   """Returns how many bad images of a split a run accepts.
 
-  By default 0.1 %, because more mean that something is wrong with the data; but at least
-  20, the handful of broken files that a hundred photographs have; and never more than half.
+  By default 0.1 %: more suggest that the data set itself is damaged. At least 20, because
+  even a small folder may hold a handful of broken files, and never more than half.
   """
   if fraction is not None:
     return int(fraction * num_examples)
@@ -46,10 +46,10 @@ class BadImages:
     return len(self._indices)
 
   def add(self, index: int, reason: Callable[[], str]) -> None:
-    """Reports an example, if it is new.
+    """Counts and logs an image, unless it was added before.
 
     Raises:
-      UserError: when there are more of them than accepted.
+      UserError: when the split has more bad images than the limit.
     """
     if index in self._indices:
       return
@@ -87,12 +87,13 @@ def _append(log: str, entry: dict) -> None:
     entries = read_log(log)
     if entry['path'] in {line['path'] for line in entries}:
       return
-    if files.is_url(log):  # replaced as a whole; of two processes at once the last wins
+    if files.is_url(log):
+      # A bucket replaces the whole object. If two processes write at once, the last one wins.
       with files.outages(log):
         files.replace(log, ''.join(json.dumps(x) + '\n' for x in [*entries, entry]))
       return
-    # One write of a whole line: processes may append at the same time. A line that a kill
-    # cut off is ended first, or this one would be a part of it.
+    # One write per line, because several processes may append at the same time. If a kill
+    # left the last line unfinished, end it first: the new entry needs a line of its own.
     with open(log, 'ab+', buffering=0) as file:
       if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b'\n':
         file.write(b'\n')

@@ -4,7 +4,7 @@ A source for classification declares, or inherits,
 
   {'image': ImageFeature(), 'label': LabelFeature()}
 
-and one of several boxes in each image, with a class for each box,
+and a source whose images hold several boxes, with a class for each box, declares
 
   {'image': ImageFeature(), 'boxes': Feature((None, 4), 'float32', located=True),
    'label': Feature((None,))}
@@ -21,13 +21,14 @@ class Feature:
   """An array.
 
   Attributes:
-    shape: of one example's array. None as the first length: examples differ, and `pp` has
-      to end in a pad_to(NAME=LENGTH). (None, None): uint8 for every pixel of an encoded
-      image, in its upright size.
+    shape: shape of one example's array. If the first length is None, it differs between
+      examples, and `pp` has to end in pad_to(NAME=LENGTH). (None, None) is a map of uint8,
+      one for every pixel of an encoded image in its upright size.
     dtype: a NumPy dtype.
-    located: whether it holds positions in the image, from 0 to 1 of its height and width;
-      then an op that moves pixels must move these too.
-    classes: names of the classes of its integers, if they differ from those of the labels.
+    located: whether the values are positions, as fractions of the image's height and
+      width. An op that moves pixels must then move these positions too.
+    classes: names of the classes that its integers stand for, if these are not the classes
+      of the labels.
   """
 
   shape: tuple[int | None, ...] = ()
@@ -53,19 +54,19 @@ class ImageFeature:
 
 @dataclasses.dataclass(frozen=True)
 class LabelFeature:
-  """The class of an image as a whole, or its classes if there may be `several`."""
+  """The class of a whole image, or its classes if an image may have `several`."""
 
   several: bool = False
 
 
 def own_classes(features: Mapping, name: str) -> list[str] | None:
-  """Returns the classes that the feature `name` declares; None: those of the labels."""
+  """Returns the class names that a feature declares; None if it has the labels' classes."""
   classes = getattr(features.get(name), 'classes', None)
   return list(classes) if classes else None
 
 
 # --- forms of labels ---------------------------------------------------------------------
-# MultiHot if a source has several labels an image.
+# A batch has MultiHot labels if the source has several labels per image, else ClassIndex.
 
 
 class ClassIndex:

@@ -9,15 +9,15 @@ from vit_jax.errors import BadImage
 # A photograph of 64 megapixels, the most that is decoded, is 200 MB uncompressed.
 MAX_BYTES = 256 << 20
 
-# Threads that read files at a time: they mostly wait for a disk or a mount.
+# Number of threads that read files; they mostly wait for a disk or a mount.
 READERS = 16
 
 
 def read(path: str | os.PathLike) -> bytes:
-  """Returns a file's bytes; `stalls` names the file if reading takes long.
+  """Returns the bytes of a file. If reading takes long, `stalls` reports the file's name.
 
-  Only regular files are opened, because a FIFO would block its reader forever and a
-  device may have no end.
+  Opens regular files only, because a FIFO would block the reader forever and a device may
+  have no end.
 
   Raises:
     BadImage: for a file that is not regular, too large, or cannot be read.

@@ -1,4 +1,4 @@
-"""The one door to TensorFlow, which is imported when `tf` is first used."""
+"""The only module that imports TensorFlow, and only when `tf` is first used."""
 
 import contextlib
 import functools
@@ -10,17 +10,17 @@ from vit_jax.errors import UserError
 
 @functools.cache
 def load():
-  """Returns the tensorflow module, kept away from accelerators.
+  """Imports TensorFlow, hides the accelerators from it, and returns the module.
 
   Raises:
     UserError: if TensorFlow is not installed, naming the extra to install.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-  # oneDNN's kernels may differ in the last bit from machine to machine, and no image
-  # op needs them.
+  # The results of oneDNN's kernels may differ in the last bit from machine to machine, and
+  # no image op needs these kernels.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-  # TensorFlow imports Keras, and by that scikit-learn, for a third of its four seconds, but
-  # goes on where Keras is missing, and finds it later if `tensorflow.keras` is used.
+  # Importing TensorFlow takes four seconds, a third of them for Keras and scikit-learn. It
+  # also works while Keras is missing, and finds it later if `tensorflow.keras` is used.
   hidden = not {'keras', 'tensorflow'} & sys.modules.keys()
   if hidden:
     sys.modules['keras'] = None
@@ -33,7 +33,8 @@ def load():
   finally:
     if hidden:
       del sys.modules['keras']
-  with contextlib.suppress(RuntimeError):  # the caller manages TensorFlow's devices
+  # A RuntimeError means that the caller has set up TensorFlow's devices already.
+  with contextlib.suppress(RuntimeError):
     tensorflow.config.set_visible_devices([], 'GPU')
     tensorflow.config.set_visible_devices([], 'TPU')
   return tensorflow

@@ -1,9 +1,9 @@
 """Random numbers as arithmetic: a pure function of (seed, position, op).
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
-table 2 and section 3.3), vectorised over counters. An op is handed its numbers, so
-it holds no generator, and the same position gets the same numbers for any batch
-size, parallelism, host count or restart. Adding an op changes no other op's numbers.
+table 2 and section 3.3), vectorised over counters. An op receives its random numbers and
+holds no generator. So a position gets the same numbers for any batch size, parallelism,
+number of hosts or restart, and adding an op changes no other op's numbers.
 """
 
 import numpy as np
@@ -35,12 +35,12 @@ def uniforms(seed: int, positions: np.ndarray, counts: tuple[int, ...]) -> np.nd
 
   Args:
     seed: 0 <= seed < 2**64.
-    positions: int [n], places in the endless order of examples.
+    positions: int [n], positions in the endless order of examples.
     counts: how many numbers each random op takes.
 
   Returns:
-    float32 [n, sum(counts)], multiples of 2**-24; op k's are columns
-    sum(counts[:k]) onwards and depend on (seed, position, k) only.
+    float32 [n, sum(counts)], multiples of 2**-24. The numbers of op k begin at column
+    sum(counts[:k]) and depend on (seed, position, k) only.
   """
   positions = np.asarray(positions, np.uint64)
   words = [(op, block) for op, n in enumerate(counts) for block in range(-(-n // 4))]

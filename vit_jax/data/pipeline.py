@@ -1,6 +1,6 @@
-"""Batches of examples, the same for any parallelism, hosts and restart.
+"""Batches of examples, the same for any parallelism, number of hosts and restart.
 
-One way, from bytes to the device:
+The way of an example from its bytes to the device:
 
   source.read -> Reader -> ops, in TensorFlow -> Batches -> sharding.global_batch
 """
@@ -27,7 +27,7 @@ from vit_jax.data.sources.order import batch_positions, host_slice
 from vit_jax.distributed import is_first
 from vit_jax.errors import printable
 
-# Decoding threads also wait for files, so more of them than processors may help.
+# Threads also wait for files, so more threads than processors may help.
 _MOST = max(64, 16 * (os.cpu_count() or 1))
 Workers = Annotated[
   int, Range(1, _MOST, why=f'threads, on {os.cpu_count()} processors')
@@ -52,10 +52,12 @@ def _build(source, split, options, classes):
 
 
 class Batches(abc.ABC):
-  """Base of training and evaluation. Mistakes are reported before TensorFlow loads.
+  """Base class of training and evaluation batches.
+
+  Reports mistakes of the user before it imports TensorFlow.
 
   Attributes:
-    num_examples: N, in the split.
+    num_examples: N, number of examples in the split.
     num_classes, class_names, fingerprint: see `base.Source`.
     batch_size: examples in a global batch.
   """
@@ -81,24 +83,28 @@ class Batches(abc.ABC):
     """Opens the source; reads no image yet.
 
     Args:
-      source: see `sources.build`; for training also a list of parts, see `mixture.build`.
+      source: see `sources.build`. Training also takes a list of parts, see `mixture.build`.
       split: a split expression, such as 'train[:90%]'.
       pp: the string pipeline, see `ops`.
       batch_size: examples in a global batch, over all hosts.
-      seed: decides order and augmentation.
-      num_classes: K; None: the model's in training, otherwise the source's.
-      model_classes: K of a model that is evaluated; the last resort.
+      seed: seed of the order and of the augmentation.
+      num_classes: K. If None, a run trains with the model's number of classes; otherwise
+        the source's number is taken.
+      model_classes: K of the model to evaluate, used if neither `num_classes` nor the
+        source gives a number.
       source_options: further arguments of the source's class.
-      classes: [5, 6, 'cat'], indices or names: keep only the examples of these classes,
-        labelled 0, 1, 2 in this order; `split` counts those examples alone. None: all. An
-        evaluation on the source that a run trains on has those of training.
-      max_bad_fraction: stop when more than this fraction of the split's images cannot
-        be decoded; None: see `bad_images.limit`.
-      bad_log: file to which each such image is appended as a JSON line.
-      workers: threads that decode; None: as many as help.
-      host, hosts: number of this host, and of all; None: those of JAX.
+      classes: indices or names of classes, such as [5, 6, 'cat']. Keeps only the examples
+        of these classes and labels them 0, 1, 2 in this order; `split` then counts only
+        these examples. None: all classes. An evaluation on the source that the run trains
+        on takes the classes of training by default.
+      max_bad_fraction: ends the run if more than this fraction of the split's images
+        cannot be decoded; None: see `bad_images.limit`.
+      bad_log: file to which each such image is appended as a line of JSON.
+      workers: number of decoding threads; None: as many as help.
+      host, hosts: index of this host and number of hosts; None: those of JAX.
     """
-    registry.parse(pp)  # before a source that may take long to open
+    # First, because opening the source may take long.
+    registry.parse(pp)
     with base.opening():
       self.source = _build(source, split, source_options or {}, classes)
       self.split = split
@@ -132,12 +138,12 @@ class Batches(abc.ABC):
     )
 
   def classes_of(self, name: str) -> tuple[int, list[str] | None]:
-    """Returns (K, names or None) of the classes that a feature holds."""
+    """Returns (K, names or None) of a feature's classes."""
     own = own_classes(self.source.features, name)
     return (len(own), own) if own else (self.num_classes, self.class_names)
 
   def describe(self) -> list[str]:
-    """Returns a line per source: its images and classes, and files that are left out."""
+    """Describes each source in one line: its images, its classes and the skipped files."""
     several = len(parts := self.source.parts()) > 1
     return [
       printable(
@@ -148,7 +154,7 @@ class Batches(abc.ABC):
 
   @property
   def bad_images(self) -> int:
-    """Number of different images that could not be decoded so far, on this host."""
+    """Number of images that this host could not decode so far, each counted once."""
     return self._bad.count
 
   @functools.cached_property
@@ -174,13 +180,13 @@ class Batches(abc.ABC):
     }
 
   def finish_on_device(self, batch: dict) -> dict:
-    """Finishes a batch inside jit: images uint8 -> float32 in pp's value range."""
+    """Finishes a batch inside jit: maps uint8 images to float32 in the range of `pp`."""
     op = self._preprocess.on_device
     return batch if op is None else op.scale_on_device(batch)
 
   @abc.abstractmethod
   def _open(self, seed, host, hosts):
-    """Returns (source, order)."""
+    """Returns the (source, order) to read, see `Source.plan_training`."""
 
   def _iterate(self, first: int, last: int | None) -> Iterator[dict]:
     size = self._reader.batch_size
@@ -199,23 +205,24 @@ class Batches(abc.ABC):
 
 
 class TrainBatches(Batches):
-  """Endless shuffled batches: each epoch an exact permutation, none left out."""
+  """Endless shuffled batches. Each epoch is a permutation that leaves no example out."""
 
   def _open(self, seed, host, hosts):
     return self.source.plan_training(seed, self.batch_size, host, hosts)
 
   def iterate(self, start_step: int = 0) -> Iterator[dict]:
-    """Yields this host's NumPy batches from global batch `start_step` on, at no cost.
+    """Yields this host's NumPy batches from global batch `start_step` on.
 
-    Close the iterator to stop its threads. Too many bad images are a UserError.
+    Starting at a later step costs nothing. Close the iterator to stop its threads. Raises
+    UserError when there are too many bad images.
     """
     return self._iterate(start_step, None)
 
 
 class EvalBatches(Batches):
-  """Every example once, in the source's order; the last batch is padded.
+  """Every example once, in the source's order. The last batch is padded.
 
-  Padding and undecodable images have mask 0. Every host has the same number of
+  Padding and images that cannot be decoded have mask 0. Every host has the same number of
   batches. `seed` matters only if `pp` has random ops.
   """
 
@@ -227,7 +234,7 @@ class EvalBatches(Batches):
     return -(-self.num_examples // self.batch_size)
 
   def iterate(self) -> Iterator[dict]:
-    """Yields this host's NumPy batches, and shows how far it is; else as in training."""
+    """Yields this host's NumPy batches and shows the progress; otherwise as in training."""
     text, quiet = printable(f'{self.source.name}, {self.split}'), not is_first()
     with contextlib.closing(self._iterate(0, len(self))) as batches:
       yield from terminal.progress(batches, len(self), text, 'batches', quiet)
@@ -239,7 +246,7 @@ def scale_on_device(batch: dict) -> dict:
   return op.apply.scale_on_device(batch)
 
 
-# A config's sections `data`; the run passes the other parameters.
+# Rules for the sections `data` of a config. The run itself passes the parameters named here.
 check_train = Section(
   TrainBatches, ('seed', 'bad_log', 'host', 'hosts', 'model_classes')
 )

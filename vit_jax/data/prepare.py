@@ -2,8 +2,8 @@
 
 TFDS orders the examples by a hash of their keys, writes them as ArrayRecord shards, and
 moves the data set to its place once it is complete. With Apache Beam the same builders run
-on a cluster. Nothing is unpacked: a tar counts as a folder named after it, also a tar
-inside a tar.
+on a cluster. Nothing is unpacked: a tar, also one inside another tar, counts as a folder
+with the name of the tar.
 """
 
 import concurrent.futures
@@ -25,18 +25,22 @@ from vit_jax.data.sources import folder, splits
 from vit_jax.errors import BadImage, UserError, one_line
 
 _TAR = re.compile(r'(?P<stem>.+?)\.(tar(\.(gz|bz2|xz))?|tgz|tbz2|txz)', re.IGNORECASE)
-_CHUNK = 256  # Images that are decoded at a time, to see whether they are whole.
-_QUALITY = 95  # Visually lossless JPEG, for images that are turned or shrunk.
+# Number of images that are decoded at a time, to check that they are complete.
+_CHUNK = 256
+# JPEG quality of rotated or shrunk images, visually lossless.
+_QUALITY = 95
 
 
 class Kind(NamedTuple):
   """A kind of data set."""
 
   name: str
-  about: dict[str, str]  # description, homepage, citation
-  # From a file's name and its class or '' to (key, split, class); None: left out.
+  # Description, homepage and citation.
+  about: dict[str, str]
+  # Maps (file name, class or '') to (key, split, class), or to None to skip the file.
   place: Callable[[str, str], tuple[str, str, str] | None]
-  upright: bool  # turn images as their EXIF says, which readers of prepared data ignore
+  # Whether to rotate images as their EXIF says, because readers of prepared data ignore it.
+  upright: bool
 
 
 def _place_synset(name: str, label: str) -> tuple[str, str, str] | None:
@@ -68,7 +72,7 @@ IMAGENET21K = Kind(
 
 
 def images(name: str) -> Kind:
-  """Returns the kind of a user's images: classes are folders, splits folders above."""
+  """Returns the kind for a user's images, SPLIT/CLASS/IMAGE, where SPLIT may be absent."""
   if not re.fullmatch('[a-z][a-z0-9_]*', name):
     raise UserError(f"--name {name!r} is not in lower case, such as 'my_pets'.")
   return Kind(name, {'description': f'Images of {name}.'}, _place_image, upright=True)
@@ -83,16 +87,18 @@ def builder(
   max_side: int | None = None,
   beam: bool = False,
 ) -> tuple:
-  """Returns a TFDS builder, and the list to which it adds (name, reason) of broken images.
+  """Returns a TFDS builder, and a list that it fills with (name, reason) of broken images.
 
-  TFDS needs the classes before the first example, so all names in the input are listed.
+  TFDS needs the classes before the first example, so all names in the input are listed
+  first.
 
   Args:
     kind: IMAGENET21K or `images(name)`.
     sources: a folder of classes, a folder of tars, or tars.
     data_dir: parent folder of all data sets, on a disk or in a bucket.
-    max_side: images whose longer side has more pixels are shrunk to it, as JPEG.
-    beam: generate examples with Beam. Broken images are then logged, not collected.
+    max_side: shrinks images so that their longer side has at most this many pixels, and
+      stores them as JPEG.
+    beam: generates the examples with Beam. Broken images are then logged, not collected.
   """
   import tensorflow_datasets as tfds
 
@@ -149,7 +155,12 @@ def builder(
 
 
 def download_config(runner: str | None, options: list[str]):
-  """Returns the argument of `download_and_prepare`, for Beam's pipeline options."""
+  """Returns the `download_config` of TFDS's `download_and_prepare`.
+
+  Args:
+    runner: name of Beam's runner; None: without Beam.
+    options: pipeline options of Beam.
+  """
   import tensorflow_datasets as tfds
 
   config = tfds.download.DownloadConfig
@@ -170,7 +181,7 @@ def download_config(runner: str | None, options: list[str]):
 
 
 def _examples(pieces, *, kind, max_side, split, broken=None) -> Iterator[tuple]:
-  """Yields the (key, example) of a split's whole images."""
+  """Yields (key, example) for each intact image of a split."""
 
   def read():
     for piece in pieces:
@@ -205,10 +216,10 @@ def _attempt(read: Callable[[], bytes]) -> bytes | BadImage:
 def clean_image(
   data: bytes | BadImage, upright: bool, max_side: int | None = None
 ) -> bytes:
-  """Returns the bytes to store of an encoded image, or raises BadImage.
+  """Returns the bytes to store for an encoded image; raises BadImage if it is broken.
 
-  They are the same, unless the image is turned or shrunk. Formats that only Pillow reads
-  become PNG.
+  The bytes stay as they are unless the image has to be rotated or shrunk, which makes it a
+  JPEG. Formats that only Pillow reads become PNG.
   """
   from PIL import Image, ImageOps
 
@@ -219,11 +230,12 @@ def clean_image(
   try:
     with Image.open(io.BytesIO(data)) as image:
       if orientation == 1 and not shrink:
-        # A JPEG is decoded at an eighth of its size, which still reads all of its bytes.
+        # Decode a JPEG at an eighth of its size: that still reads all of its bytes.
         image.draft('L', (1, 1))
         image.load()
         return data
-      if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
+      if image.mode.startswith('I'):
+        # Of 16 bits keep the high 8, as training does.
         image = image.point(lambda level: level / 256).convert('L')
       image = image if image.mode in ('L', 'RGB', 'CMYK') else image.convert('RGB')
       if shrink:
@@ -240,11 +252,13 @@ def clean_image(
 
 
 class Piece(NamedTuple):
-  """Input that one worker reads: a class's folder, or a tar, maybe in a bucket."""
+  """The input of one worker: the folder of a class, or a tar, which may be in a bucket."""
 
   path: str
-  folder: str  # begins the names of the files, 'train/cat/'
-  label: str = ''  # class of all files; '': each belongs to the class of its own folder
+  # Prefix of the files' names, such as 'train/cat/'.
+  folder: str
+  # Class of all files. If empty, the class of a file is the folder that it lies in.
+  label: str = ''
 
 
 def _pieces(source: str) -> Iterator[Piece]:
@@ -258,7 +272,8 @@ def _pieces(source: str) -> Iterator[Piece]:
     for path in tars:
       yield Piece(path, f'{_stem(os.path.relpath(path, source))}/')
     return
-  own = os.path.basename(os.path.abspath(source))  # as of a tar, maybe a split
+  # Like a tar, the folder itself may be named after a split.
+  own = os.path.basename(os.path.abspath(source))
   own = f'{own}/' if splits.canonical(own) in splits.SYNONYMS else ''
   for split, directory in folder.split_directories(source).items():
     prefix = own if directory == source else f'{split}/'
@@ -267,9 +282,9 @@ def _pieces(source: str) -> Iterator[Piece]:
 
 
 def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
-  """Yields (name, function that reads it) of the images of a piece.
+  """Yields (name, function that reads the file) for each image of a piece.
 
-  Each must be read, if at all, before the next one is requested.
+  Call the function before requesting the next image, or not at all.
   """
   if piece.label:
     for name in sorted(folder.images_below(piece.path)[0]):
@@ -304,7 +319,10 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 class _Strict(tarfile.TarInfo):
-  """A header; `tarfile` takes a damaged or missing one for the end of the archive."""
+  """A header of a tar that raises if it is damaged.
+
+  `tarfile` itself takes a damaged or missing header for the end of the archive.
+  """
 
   @classmethod
   def frombuf(cls, buf, encoding, errors):

@@ -1,4 +1,4 @@
-"""A string pipeline applied to the examples of one source."""
+"""Applies a string pipeline to the examples of one source."""
 
 import functools
 
@@ -17,29 +17,29 @@ from vit_jax.data.ops import decode, registry
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import BadImage
 
-# Ends the name of a feature that holds the length of a ragged one.
+# Suffix of the input that holds the length of a ragged feature.
 _LENGTH = '/length'
 _RESERVED = {'mask', 'index', 'position', 'u', 'orientation', 'upright'}
-# Cache of `Preprocess.traced`, shared by all pipelines of the process.
+# Cache of `Preprocess.trace`, shared by all pipelines of the process.
 _TRACED: dict = {}
 
 
 class Preprocess:
-  """The ops of `pp`, split into those of the host and of the device.
+  """The ops of `pp`, split between the host and the device.
 
   Attributes:
-    on_host: ops run by TensorFlow. A last `value_range` on uint8 images is left to the
-      device, because uint8 is a quarter of the bytes to copy there.
+    on_host: the ops that TensorFlow runs. If the last op is `value_range`, it runs on the
+      device, because uint8 pixels are a quarter of the bytes to copy there.
     on_device: that `ops.ValueRange`, or None.
-    label: `ClassIndex`, `MultiHot`, or None: images as a whole have no label.
+    label: `ClassIndex`, `MultiHot`, or None if an image as a whole has no label.
     draws: how many random numbers each random op takes, in order.
-    inputs: {name: (shape, dtype)} of an example as the ops take it; dtype None: bytes.
-    one_by_one: whether ops see one example at a time, as encoded images and features
-      of different lengths need, or arrays of many at once.
+    inputs: {name: (shape, dtype)} of the example that the ops take; dtype None is bytes.
+    one_by_one: whether the ops see one example at a time, which encoded images and
+      features of different lengths need; otherwise they see arrays of many examples.
   """
 
   def __init__(self, pp: str, source: Source, num_classes: int):
-    """Raises ValueError where `pp` is wrong, or does not fit the source."""
+    """Parses `pp`; raises ValueError if it is wrong or does not fit the source."""
     self.pp, self._source = pp, source
     ops = list(registry.parse(pp))
     names = [op.name for op in ops if 'image' in op.maps]
@@ -65,7 +65,7 @@ class Preprocess:
       last = max(i for i, op in enumerate(ops) if op.name == 'value_range')
       self.on_device = ops.pop(last).apply
     self.on_host = ops
-    # Where pixels have labels, these have the size of the whole image.
+    # A map of labels has the size of the whole image, which then has to be decoded whole.
     self._target = None if self._pixel_maps else registry.target_of_decode(ops)
     # At least one number: TensorFlow 2.21's unbatch crashes on rows of no elements.
     self.draws = tuple(op.draws for op in ops if op.draws) or (1,)
@@ -98,7 +98,7 @@ class Preprocess:
   # --- in NumPy ----------------------------------------------------------------------
 
   def row(self, example: dict) -> dict:
-    """Returns an example of the source as `inputs`; BadImage if it will not be decoded."""
+    """Returns the `inputs` of an example; raises BadImage if it cannot be decoded."""
     row = {name: example[name] for name in ('image', *self._others)}
     row |= {name + _LENGTH: len(example[name]) for name in self._ragged}
     if self._source.image_shape is None:
@@ -118,11 +118,11 @@ class Preprocess:
     """Runs the host's ops on the tensors of one example.
 
     Args:
-      row: see `inputs`; a ragged feature may be padded.
-      u: float32 [sum(draws)].
+      row: the tensors of `inputs`; a ragged feature may be padded.
+      u: float32 [sum(draws)], the random numbers.
 
     Returns:
-      All features except a `LabelFeature`, and those that ops add.
+      The features without the `LabelFeature`, and the features that ops add.
     """
     if self._source.image_shape is not None:
       return self.arrays(self._features(row['image'], row), u)
@@ -147,7 +147,7 @@ class Preprocess:
     return features
 
   def surplus(self, source: Source) -> str:
-    """Returns how many examples of a source are longer than `pad_to` lets them be, or ''."""
+    """Describes how many examples are longer than `pad_to` allows; '' if none are."""
     text = ''
     for op in self.on_host:
       for name, most in getattr(op.apply, 'lengths', {}).items():
@@ -160,9 +160,9 @@ class Preprocess:
     return _run(self.on_host, features, u)
 
   def trace(self):
-    """Returns `self` as a concrete TensorFlow function of one example.
+    """Traces `self` into a concrete TensorFlow function of one example.
 
-    Equal pipelines share one graph: tracing takes as long as a small evaluation.
+    Equal pipelines share one graph, because tracing takes as long as a small evaluation.
     """
     key = (self.pp, *(op.text for op in self.on_host), *self.inputs.items())
     if key not in _TRACED:
@@ -177,7 +177,7 @@ class Preprocess:
 
   @functools.cached_property
   def spec(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """{name: (shape, dtype)} of an example, but its `label`, as it leaves the host."""
+    """{name: (shape, dtype)} of an example as it leaves the host, without its `label`."""
     try:
       traced = self.trace().structured_outputs
     except (ValueError, tf.errors.InvalidArgumentError) as error:

@@ -1,7 +1,7 @@
 """From positions to NumPy batches, through tf.data.
 
-A chunk is a few examples as `Reader` has read them, {name: [n, ...]}: the inputs of the ops
-(`Preprocess.inputs`, and 'u'), and features that go into the batch untouched ('label',
+A chunk is a dict {name: [n, ...]} of a few examples. It holds the inputs of the ops
+(`Preprocess.inputs` and 'u') and the features that go into the batch unchanged ('label',
 'mask', 'index', 'position').
 """
 
@@ -22,17 +22,18 @@ from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import BadImage, UserError
 
-# TensorFlow's errors contain '{{function_node ...}} ' and ' [Op:DecodeImage] name: '.
+# Parts of TensorFlow's errors to remove: '{{function_node ...}} ', ' [Op:DecodeImage] name: '.
 _OPS_NOTES = re.compile(r'\{\{.*?\}\} ?| ?\[Op:\w+\]( name: ?)?')
 
-# Examples in a chunk of encoded images, all in one thread: enough to hide the cost of a data
-# set of their own (3 ms), few enough not to delay the first batch.
+# Number of encoded images in a chunk. One thread processes a chunk as a `tf.data` data set
+# of its own. A chunk is large enough to hide the cost of that data set (3 ms), and small
+# enough not to delay the first batch.
 CHUNK = 64
-# Bytes in a chunk of arrays.
+# Number of bytes in a chunk of arrays.
 _ARRAY_CHUNK_BYTES = 1 << 24
 
-# TensorFlow's threads call Python: they must be idle before the interpreter ends, or
-# both wait for each other forever.
+# TensorFlow's threads call Python. They must be idle before the interpreter ends, or they
+# and the interpreter wait for each other forever.
 _STREAMS: weakref.WeakSet = weakref.WeakSet()
 _EXITING = threading.Event()
 
@@ -41,7 +42,8 @@ _EXITING = threading.Event()
 def _close_streams() -> None:
   _EXITING.set()
   for stream in list(_STREAMS):
-    with contextlib.suppress(ValueError):  # in use by another thread: it will end
+    # A ValueError means that another thread uses the stream, which will end by itself.
+    with contextlib.suppress(ValueError):
       stream.close()
 
 
@@ -59,7 +61,12 @@ class Reader:
     batch_size: int,
     workers: int | None = None,
   ):
-    """`order` maps positions to indices, -1 for padding; `batch_size` is the host's."""
+    """Prepares reading; reads nothing yet.
+
+    Args:
+      order: maps positions to indices; -1 is padding.
+      batch_size: number of examples in this host's part of a batch.
+    """
     self._source, self._preprocess, self._order = source, preprocess, order
     self._num_classes, self._seed, self.batch_size = num_classes, seed, batch_size
     self._workers = workers
@@ -81,7 +88,8 @@ class Reader:
 
   def _stream(self, positions):
     failure: list[Exception] = []
-    with self._starting:  # the data set calls `_chunks` before its first batch
+    # The data set calls `_chunks`, which takes `_start`, before it makes the first batch.
+    with self._starting:
       self._start = (positions, failure)
       batches = self._dataset.as_numpy_iterator()
       first = list(itertools.islice(batches, 1))
@@ -94,7 +102,7 @@ class Reader:
 
   @functools.cached_property
   def _dataset(self):
-    """The data set, made once: tracing takes longer than a small evaluation."""
+    """The `tf.data` data set, made once, because tracing takes longer than a small evaluation."""
     dataset = tf.data.Dataset.from_generator(
       self._chunks, output_signature=self._signature
     )
@@ -102,24 +110,24 @@ class Reader:
     run = self._run_one_by_one() if one_by_one else self._run_at_once
     if one_by_one:
       dataset = dataset.prefetch(2)
-    # AutoGraph would translate the source of every op, which holds no Python control flow
-    # on tensors: most of the time to the first batch.
+    # AutoGraph would translate the source code of every op, for most of the time before the
+    # first batch. No op has Python control flow on tensors, so it is not needed.
     run = tf.autograph.experimental.do_not_convert(run)
     workers = self._workers or tf.data.AUTOTUNE
     dataset = dataset.map(run, workers, deterministic=True)
     dataset = dataset.rebatch(self.batch_size, drop_remainder=one_by_one)
     options = tf.data.Options()
     options.deterministic = True
-    # Its thread sleeps for up to a minute at a time, and tf.data may wait for it where an
-    # iterator is closed (TensorFlow 2.21): at a run's end the other processes would give
-    # up. Without it AUTOTUNE means all threads of the pool, from the start.
+    # The thread of autotune sleeps for up to a minute at a time, and tf.data may wait for it
+    # when an iterator is closed (TensorFlow 2.21). At the end of a run the other processes
+    # would give up. Without autotune, AUTOTUNE means all threads of the pool from the start.
     options.autotune.enabled = False
     if self._workers:
       options.threading.private_threadpool_size = self._workers
     return dataset.prefetch(2).with_options(options)
 
   def _run_at_once(self, chunk: dict) -> dict:
-    """Runs the ops on a chunk at once: ten times faster for small images."""
+    """Runs the ops on all examples of a chunk at once, ten times faster for small images."""
     features = {k: chunk.pop(k) for k in self._preprocess.inputs}
     arrays = self._preprocess.arrays(features, chunk.pop('u'))
     return {**chunk, **arrays}
@@ -127,7 +135,7 @@ class Reader:
   def _run_one_by_one(self):
     """Returns a function that runs the ops on each example of a chunk.
 
-    An error costs that example alone. (`ignore_errors` on the whole data set would shift
+    An error masks that example alone. (`ignore_errors` on the whole data set would shift
     every later example.)
 
       chunks     [A: 64 examples]  [B]   [C] ...
@@ -136,7 +144,7 @@ class Reader:
       A's rows   1 2 3 4 5 ... 64  ...   ...
                  | | x | |     |     `run`: decode, ops. 3 fails: it is dropped, but each
                  v v   v v     v     of the others knows its row
-      together   1 2   4 5 ... 64
+      joined     1 2   4 5 ... 64
       `fill`     1 2 0 4 5 ... 64    a blank in row 3, with mask 0
                         |           |     |
       batches    [A, B, C, ...] [...]          never a chunk in two batches
@@ -204,10 +212,11 @@ class Reader:
     indices = self._order.indices(positions)
     real = np.flatnonzero(indices >= 0)
     examples = self._source.read_at(positions[real], indices[real])
-    rows, at = [], []  # examples that can be read, and their places in the chunk
+    # The examples that can be read, and their places in the chunk.
+    rows, at = [], []
     for i, example in zip(real.tolist(), examples, strict=True):
       if 'error' not in example:
-        # `diagnose` finds the reason when the batch is used.
+        # `diagnose` finds the reason later, when the batch is used.
         with contextlib.suppress(BadImage):
           rows.append(self._preprocess.row(example))
           at.append(i)
@@ -238,7 +247,7 @@ class Reader:
           )
 
   def diagnose(self, position: int) -> str:
-    """Returns the reason why the image at a position was masked, by reading it again."""
+    """Reads the image at a position again and returns the reason why it was masked."""
     (index,) = self._order.indices(np.array([position]))
     (example,) = self._source.read(np.array([index]))
     if 'error' in example:
@@ -257,10 +266,10 @@ class Reader:
 
 
 def _stack(values: list, shape: tuple, dtype: np.dtype | None) -> np.ndarray:
-  """Returns values of one shape, or of different lengths, as one array [n, *shape].
+  """Stacks values into one array [n, *shape].
 
-  If the shape begins with None, each is followed by zeros up to the longest. Bytes (dtype
-  None) are objects.
+  If the shape begins with None, pads the values with zeros to the longest. Bytes (dtype
+  None) are stacked as objects.
   """
   if dtype is None:
     return np.array(values, object)
@@ -275,7 +284,7 @@ def _stack(values: list, shape: tuple, dtype: np.dtype | None) -> np.ndarray:
 
 
 def _spread(values: np.ndarray, at, number: int) -> np.ndarray:
-  """Returns [number, ...] with values [n, ...] at `at`, zeros or b'' elsewhere."""
+  """Puts values [n, ...] at the rows `at` of a new array [number, ...] of zeros or b''."""
   if len(values) == number:
     return values
   shape = (number, *values.shape[1:])

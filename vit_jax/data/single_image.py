@@ -1,7 +1,7 @@
 """String pipelines for prediction, without TensorFlow.
 
-Pillow decodes, as `decode(precise=True)` does; the ops that draw no random numbers run in
-NumPy.
+Pillow decodes the images, with the result of `decode(precise=True)`. The ops run in NumPy;
+random ops are for training and raise an error here.
 """
 
 import io
@@ -20,18 +20,18 @@ from vit_jax.errors import BadImage, UserError
 class SingleImage:
   """Maps images in files, bytes or arrays to float32 [H, W, C].
 
-  Ops that do not concern the image are skipped.
+  Skips ops that do not concern the image.
 
   Args:
-    pp: ops as in a config, such as 'decode|resize(224)|value_range(-1, 1)'.
+    pp: a pipeline as in a config, such as 'decode|resize(224)|value_range(-1, 1)'.
     masks: whether the caller reads the mask that `canvas` adds, see `features`.
 
   Attributes:
     pads: whether an op of `pp` adds a mask of padding.
 
   Raises:
-    UserError: for a malformed pipeline, an op of training, or one that pads images if
-      their masks are not read.
+    UserError: for a malformed pipeline, a random op, or an op that pads images whose masks
+      the caller does not read.
   """
 
   def __init__(self, pp: str, masks: bool = False):
@@ -66,8 +66,8 @@ class SingleImage:
   def features(self, image) -> dict:
     """Returns 'image' float32 [H, W, C], 'size' and perhaps 'image_mask'.
 
-    'size' is (height, width) of the original image in pixels, upright. On a canvas,
-    'image_mask' uint8 [H, W] is 0 for padding. Argument and errors: see `__call__`.
+    'size' is (height, width) of the original upright image in pixels. If an op pads, the
+    'image_mask' uint8 [H, W] is 0 for padding. Takes and raises the same as `__call__`.
     """
     x, size = _pixels(image, self._target)
     out = {'image': x, 'size': size}
@@ -80,7 +80,7 @@ class SingleImage:
 def batch(images: Iterable, pp: str) -> np.ndarray:
   """Returns a batch for a model, float32 [B, H, W, C].
 
-  Arguments and errors: see `features`; also UserError for a pipeline that pads.
+  Takes and raises the same as `features`, and raises UserError for a pipeline that pads.
   """
   return _batch(images, SingleImage(pp))['image']
 
@@ -89,20 +89,22 @@ def features(images: Iterable, pp: str) -> dict[str, np.ndarray]:
   """Returns 'image' float32 [B, H, W, C], 'size' int [B, 2], maybe 'image_mask' [B, H, W].
 
   Args:
-    images: one uint8 array [B, H, W, C], or as of `SingleImage`, mixed at will.
+    images: one uint8 array [B, H, W, C], or a list of the kinds of images that
+      `SingleImage` takes, mixed at will.
     pp: the pipeline, see `SingleImage`.
 
   Raises:
-    UserError: for one image where several are expected, none, or different sizes.
-    BadImage: for an image that cannot be read, with its number.
+    UserError: for a single image instead of a list, an empty list, or images that the
+      pipeline leaves at different sizes.
+    BadImage: for an image that cannot be read; the message has its number.
   """
   return _batch(images, SingleImage(pp, masks=True))
 
 
 def pixels(image) -> np.ndarray:
-  """Returns the pixels of an image, uint8 [H, W, C], C 1 or 3, upright.
+  """Returns the pixels of an upright image, uint8 [H, W, C], with C = 1 or 3.
 
-  Argument and errors: see `SingleImage.__call__`.
+  Takes and raises the same as `SingleImage.__call__`.
   """
   return _pixels(image, None)[0]
 
@@ -110,7 +112,8 @@ def pixels(image) -> np.ndarray:
 def _batch(images: Iterable, preprocess: SingleImage) -> dict:
   if not isinstance(images, Iterable) or isinstance(images, str | bytes | Path):
     raise UserError(f'images is one {type(images).__name__}: put it in a list.')
-  if hasattr(images, 'ndim'):  # an array of NumPy or JAX
+  # An array of NumPy or JAX.
+  if hasattr(images, 'ndim'):
     images = np.asarray(images)
     if images.ndim != 4:
       raise UserError(f'images has the shape {images.shape}: expected [B, H, W, C].')
@@ -147,20 +150,22 @@ def _pixels(
   if isinstance(image, str | Path):
     image = image_file.read(image)
   if isinstance(image, bytes):
-    # Refuses bombs, brings odd formats to PNG.
+    # Raises for decompression bombs, and converts formats that only Pillow reads to PNG.
     data, orientation, size = probe(image, exif=True)
     try:
       image = Image.open(io.BytesIO(data))
       if target:
         width, height = target[::-1] if orientation < 5 else target
-        image.draft(None, (GAP * width, GAP * height))  # for JPEG alone
+        # Affects JPEG alone.
+        image.draft(None, (GAP * width, GAP * height))
       image = ImageOps.exif_transpose(image)
     except Exception as error:  # Pillow's plugins raise many types on broken files
       raise BadImage(str(error) or type(error).__name__) from None
   else:
     image = ImageOps.exif_transpose(image)
     size = image.size[::-1]
-  if image.mode.startswith('I'):  # 16 bits: the high 8, as in training
+  if image.mode.startswith('I'):
+    # Of 16 bits keep the high 8, as training does.
     x = (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)[..., None]
     return x, size
   x = np.asarray(image.convert('L' if image.mode in ('1', 'L') else 'RGB'))

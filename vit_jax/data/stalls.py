@@ -1,6 +1,6 @@
-"""Stalled input: a line on stderr with the files that are being read, and since when.
+"""Reports stalled input: a line on stderr names the files being read, and for how long.
 
-A dead mount blocks its reader in the kernel, for hours or forever, without an error.
+A dead mount blocks its reader in the kernel for hours or forever, without an error.
 """
 
 import contextlib
@@ -13,15 +13,17 @@ from collections.abc import Iterator
 
 from vit_jax import terminal
 
-AFTER = 30.0  # Seconds without a batch before the first line.
+# Seconds without a batch before the first line.
+AFTER = 30.0
 
 _NUMBERS = itertools.count()
+# {number: (start, name)} of the files that threads are reading now.
 _UNDER_WAY: dict[int, tuple[float, str | os.PathLike]] = {}
 
 
 @contextlib.contextmanager
 def reading(name: str | os.PathLike) -> Iterator[None]:
-  """Notes that this thread reads a file, as long as the block lasts."""
+  """While active: records that this thread reads a file."""
   number = next(_NUMBERS)
   _UNDER_WAY[number] = time.monotonic(), name
   try:
@@ -31,9 +33,10 @@ def reading(name: str | os.PathLike) -> Iterator[None]:
 
 
 def watch(batches: Iterator, after: float = AFTER) -> Iterator:
-  """Yields from `batches`; a thread prints a line whenever one takes long to come.
+  """Yields from `batches`; a thread prints a line whenever the next one takes long.
 
-  The first line comes after `after` seconds, each further one after twice the time.
+  The first line appears after `after` seconds, and each further line after twice the time
+  of the line before it.
   """
   since = [math.inf]
   ended = threading.Event()
@@ -42,7 +45,8 @@ def watch(batches: Iterator, after: float = AFTER) -> Iterator:
     due = after
     while not ended.wait(min(after / 4, 1)):
       seconds = time.monotonic() - since[0]
-      if seconds < after:  # another batch, or none is due
+      if seconds < after:
+        # A new batch has come, or the consumer is not waiting for one.
         due = after
       elif seconds > due:
         terminal.say(f'No batch of data for {seconds:.0f} s. {_files()}')

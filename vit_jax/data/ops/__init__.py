@@ -1,1 +1,1 @@
-"""Preprocessing ops: every module of this folder may register some (see `registry`)."""
+"""Preprocessing ops. Modules of this folder register them, see `registry`."""

@@ -1,23 +1,26 @@
-"""Annotations of ops' arguments, which `registry` checks."""
+"""Types of the ops' arguments; `registry` checks arguments against them."""
 
 from typing import Annotated, Literal
 
 from vit_jax.check import Positive, Range
 
-# Images with more pixels by their header are refused unread: a PNG of half a megabyte may
-# decode to gigabytes. Ops do not make larger images either.
+# The most pixels of an image, by its header, because a PNG of half a megabyte may decode to
+# gigabytes. Ops do not make larger images either.
 MAX_PIXELS = 64_000_000
-MAX_SIDE = 8000  # A square of that side has MAX_PIXELS.
+# A square of this side has MAX_PIXELS.
+MAX_SIDE = 8000
 
 Method = Literal['bilinear', 'bicubic', 'area', 'nearest']
-Rounding = Literal['truncate', 'nearest', 'none']  # see `basic`
+# See `basic`.
+Rounding = Literal['truncate', 'nearest', 'none']
 Side = Annotated[int, Range(1, MAX_SIDE, why='64 megapixels')]
-Size = Side | tuple[Side, Side]  # The side of a square, or (height, width).
+# The side of a square, or (height, width).
+Size = Side | tuple[Side, Side]
 Percent = Annotated[float, Range(0, 100, '(]')]
 
 
 def ascending(where: str, value, _) -> None:
-  """Refuses a pair in the wrong order: a rule of `check`."""
+  """Raises ValueError for a pair in the wrong order; a rule for `check`."""
   if value[0] > value[1]:
     raise ValueError(f'{where}={value!r} must be (low, high)')
 

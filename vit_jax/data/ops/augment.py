@@ -1,6 +1,7 @@
-"""The random ops of a string pipeline, which get their numbers as `u`.
+"""The random ops of a string pipeline.
 
-`u` is float32 [..., draws] in [0, 1). For the images see `basic`.
+An op gets its random numbers as `u`, float32 [..., draws] in [0, 1). For the images see
+`basic`.
 """
 
 import math
@@ -22,7 +23,7 @@ from vit_jax.data.ops.registry import op
 
 @op('random_crop', draws=2)
 def random_crop(size: Size, padding: Annotated[int, Range(0, MAX_SIDE)] = 0):
-  """Cuts out (h, w) at random, after `padding` zero pixels on each side (4 for CIFAR)."""
+  """Pads each side with `padding` zero pixels (4 for CIFAR), then crops (h, w) at random."""
   height, width = arguments.size_pair(size)
 
   def apply(images, u):
@@ -43,17 +44,17 @@ def random_crop(size: Size, padding: Annotated[int, Range(0, MAX_SIDE)] = 0):
 
 @op('inception_crop', draws=2, maps=('image', 'segments'))
 class InceptionCrop:
-  """A crop of random area and aspect ratio, resized (Szegedy et al. 2014, section 6).
+  """Crops a random area at a random aspect ratio, and resizes it.
 
-  TensorFlow's `sample_distorted_bounding_box`, as big_vision's op of the same text, whose
-  crops have the same distribution and, of the same box, the same levels. After `decode` a
-  JPEG is decoded inside the crop only.
+  From Szegedy et al. 2014, section 6. Uses TensorFlow's `sample_distorted_bounding_box`, as
+  big_vision's op of the same text does: the crops have the same distribution, and the same
+  box gives the same levels. Directly after `decode`, a JPEG is decoded inside the crop only.
 
   Args:
-    size: (h, w) of the result, or a square's side.
-    area_min, area_max: the crop's area in percent of the image's.
-    ratio: range of width / height; TensorFlow's default, with which published ViTs were
-      trained (the paper has 4/3).
+    size: (h, w) of the result, or the side of a square.
+    area_min, area_max: the area of the crop in percent of the image's area.
+    ratio: range of width / height. The default is TensorFlow's, with which published ViTs
+      were trained; the paper has 4/3.
     method, antialias, rounding: see `resize`.
   """
 
@@ -79,7 +80,8 @@ class InceptionCrop:
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
       tf.stack([height, width, 3]),
       tf.zeros([1, 0, 4]),
-      seed=tf.cast(u * 2**24, tf.int32),  # u has 24 random bits
+      # u has 24 random bits.
+      seed=tf.cast(u * 2**24, tf.int32),
       min_object_covered=0.0,
       aspect_ratio_range=self.ratio,
       area_range=self.area,
@@ -107,15 +109,16 @@ class InceptionCrop:
 
 @op('flip_lr', draws=1, maps=('image', 'boxes', 'segments', 'masks', 'extents'))
 def flip_lr():
-  """Mirrors half of the images, left to right: if u < 0.5.
+  """Flips an image left to right if u < 0.5, so half of the images.
 
-  Boxes and extents of masks are [..., n, 4]: top, left, bottom, right from 0 to 1; segments
-  [..., H, W]; masks [..., n, h, w].
+  Boxes and the extents of masks are [..., n, 4]: top, left, bottom and right, from 0 to 1.
+  Segments are [..., H, W], and masks [..., n, h, w].
   """
 
   def apply(features, u):
     images = features['image']
-    if images.shape.rank == 3:  # selecting pixels takes longer than reversing them
+    if images.shape.rank == 3:
+      # `tf.where` would take longer to select pixels than `tf.reverse` to reverse them.
       flipped = tf.cond(u[0] < 0.5, lambda: tf.reverse(images, [-2]), lambda: images)
     else:
       flipped = tf.where(u[..., None, None] < 0.5, tf.reverse(images, [-2]), images)
@@ -140,15 +143,16 @@ def random_affine(
   scale: Interval = (1, 1),
   fill: float = 0,
 ):
-  """Rotates, zooms and shifts about the centre, bilinear; for small images.
+  """Rotates, zooms and shifts an image about its centre, bilinearly; for small images.
 
-  uint8 images are rounded to the nearest level.
+  Rounds uint8 images to the nearest level.
 
   Args:
-    degrees: angle uniform in +-degrees, up to 180.
-    translate: shift uniform in +-translate of the height and of the width.
-    scale: range of the zoom factor, uniform.
-    fill: value outside the image.
+    degrees: the angle is uniform in [-degrees, degrees]; at most 180.
+    translate: the shifts are uniform in [-translate, translate], as fractions of the height
+      and of the width.
+    scale: (low, high) of the zoom factor, which is uniform.
+    fill: the value outside of the image.
   """
   low, high = scale
 
@@ -190,17 +194,18 @@ def random_erasing(
   ratio: Interval = (0.3, 1 / 0.3),
   std: float = 0.45,
 ):
-  """Noise in place of a rectangle (arXiv 1708.04896), of float images: after value_range.
+  """Fills a random rectangle with noise (arXiv 1708.04896).
 
-  The defaults are those with which Swin and ConvNeXt were trained: normal noise of mean 0
-  for every pixel and channel. There it had a standard deviation of 1 in pixels that are
-  standardised by those of ImageNet, near 0.225 of [0, 1], which is 0.45 in [-1, 1].
+  Takes float images, so it stands after value_range. The noise is normal with mean 0, for
+  every pixel and channel, and the defaults are those of Swin and ConvNeXt. They trained
+  with a standard deviation of 1 on pixels that ImageNet's standard deviation, about 0.225
+  of [0, 1], had normalised: 0.45 in [-1, 1].
 
   Args:
-    p: the share of images.
-    area_min, area_max: the rectangle's area in percent of the image's.
-    ratio: range of height / width; its logarithm is uniform. A rectangle is at most as
-      high and wide as the image; in place of a larger one, timm draws another.
+    p: the share of images that get a rectangle.
+    area_min, area_max: the area of the rectangle in percent of the image's area.
+    ratio: range of height / width; its logarithm is uniform. A rectangle that would exceed
+      the image is clipped to it; timm draws another one instead.
     std: standard deviation of the noise.
   """
   if area_min > area_max:
@@ -218,7 +223,8 @@ def random_erasing(
     h, w = side(area * stretch, H), side(area / stretch, W)
     y = tf.cast(u[3] * tf.cast(H - h + 1, tf.float32), tf.int32)
     x = tf.cast(u[4] * tf.cast(W - w + 1, tf.float32), tf.int32)
-    seed = tf.cast(u[1:3] * 2**24, tf.int32)  # u has 24 random bits
+    # u has 24 random bits.
+    seed = tf.cast(u[1:3] * 2**24, tf.int32)
     noise = tf.random.stateless_normal([h, w, image.shape[-1]], seed, stddev=std)
     band = image[y : y + h]
     band = tf.concat([band[:, :x], tf.cast(noise, image.dtype), band[:, x + w :]], 1)
@@ -239,7 +245,8 @@ def random_erasing(
 def _sin_cos(angle):
   """Returns (sin, cos) of angles in [-pi, pi] to 1e-6, by their power series.
 
-  Only products and sums, which are the same alone and in a vector (see above).
+  These need only products and sums, whose results are the same for one image and in a batch
+  (see `basic`).
   """
   square = angle * angle
   sine = [(-1) ** k / math.factorial(2 * k + 1) for k in range(10, -1, -1)]

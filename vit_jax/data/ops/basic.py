@@ -1,17 +1,19 @@
 """The ops of a string pipeline that draw no random numbers, in TensorFlow and NumPy.
 
 Images are uint8 or float [..., H, W, C]: one image, or many of one shape. Geometric ops keep
-the dtype; those that resize, and central_crop, treat 'segments' [..., H, W] as the image, by
-the nearest pixel. Ops that resize uint8 images have the argument `rounding`: 'truncate' to
-whole levels, as big_vision, whose pipelines mean the same here, level by level; 'nearest';
-or 'none', which leaves float32, as vision_transformer. (Truncating makes images half a level
-darker, and published models were trained on such images. Recipes that cite Pillow, which
-rounds, use 'nearest'.)
+the dtype. The ops that resize, and central_crop, apply the same change to 'segments'
+[..., H, W], by the nearest pixel.
 
-An image in a batch has bitwise the same result as alone, so that a batch may be cut anywhere:
-hence no transcendental functions, whose vectorised forms differ from the scalar ones in the
-last bit. Beside each op stands its twin for one NumPy image, so that prediction needs no
-TensorFlow; resized images are the same to the last bit.
+Ops that resize have the argument `rounding`, for uint8 images. 'truncate' cuts off the
+fraction, as big_vision does: its pipelines give the same levels here. 'nearest' rounds.
+'none' leaves float32, as vision_transformer does. Truncation makes images half a level
+darker, but published models were trained on such images. Recipes that cite Pillow, which
+rounds, use 'nearest'.
+
+An image in a batch has bitwise the same result as alone, so that a batch may be split
+anywhere. For that reason ops avoid transcendental functions, whose vectorised forms differ
+from the scalar ones in the last bit. Beside each op stands its twin for one NumPy image, so
+that prediction needs no TensorFlow. The twins of resizing are equal to the last bit.
 """
 
 from typing import Literal
@@ -28,18 +30,19 @@ from vit_jax.errors import BadImage
 
 @op('decode', keeps_positions=True)
 class Decode:
-  """Bytes to uint8 [H, W, channels]; arrays get that many channels.
+  """Decodes bytes to uint8 [H, W, channels], and converts arrays to that many channels.
 
-  `tf.io.decode_image`, as big_vision, and for gray `tf.image.rgb_to_grayscale`.
+  Uses `tf.io.decode_image`, as big_vision does, and `tf.image.rgb_to_grayscale` for gray.
 
-  If the next op leaves a quarter or less of the height and width of a JPEG (`resize`,
-  `resize_small`), or of its crop (`inception_crop`), the JPEG is decoded at 1/2, 1/4 or 1/8,
-  but at twice the size of the result or more: for photographs of many megapixels.
+  Large photographs are decoded at a reduced size: if the next op makes a JPEG (`resize`,
+  `resize_small`) or its crop (`inception_crop`) at least four times smaller in height and
+  width, the JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but not below twice the size of
+  the result.
 
   Args:
     channels: 3 or 1.
-    precise: JPEG by the accurate inverse DCT, as Pillow, not the fast one.
-    whole: decode every pixel of a JPEG, however small it will be; as big_vision.
+    precise: decode JPEG by the accurate inverse DCT, as Pillow does, not by the fast one.
+    whole: decode every pixel of a JPEG, however small the result will be; as big_vision.
   """
 
   def __init__(
@@ -75,7 +78,7 @@ def resize(
 ):
   """Resizes to (h, w), or to a square, whatever the aspect ratio.
 
-  `tf.image.resize`, half-pixel centres; as big_vision's op of the same text.
+  Uses `tf.image.resize` with half-pixel centres, as big_vision's op of the same text does.
   """
   target = arguments.size_pair(size)
   return Twins(
@@ -100,9 +103,9 @@ def resize_small(
 ):
   """Resizes the smaller side to `smaller_size` at the same aspect ratio.
 
-  As big_vision's op of the same text, but that antialias, which 'area' does not ask for,
-  is False there. With rounding='nearest' the longer side is rounded down, as by timm and
-  transformers, whose pipelines have it.
+  As big_vision's op of the same text. There antialias is False by default, which makes no
+  difference to 'area'. With rounding='nearest', which the pipelines of timm and transformers
+  have, the longer side is rounded down, as these libraries do.
   """
 
   def tensors(images, u, resize):
@@ -130,10 +133,10 @@ def resize_small(
 
 @op('central_crop', maps=('image', 'segments'))
 def central_crop(size: Size, half: Literal['down', 'even'] = 'down'):
-  """Cuts out the middle (h, w); if the rest is odd, one pixel nearer the top left.
+  """Crops (h, w) from the middle; an odd margin is one pixel smaller at the top and left.
 
-  As big_vision's op of the same text. half='even' rounds half a pixel to the even number,
-  as torchvision and so timm.
+  As big_vision's op of the same text. half='even' rounds half a pixel to an even number, as
+  torchvision and timm do.
   """
   height, width = arguments.size_pair(size)
   first = lambda rest: (rest + (rest // 2 % 2 if half == 'even' else 0)) // 2
@@ -153,7 +156,7 @@ def central_crop(size: Size, half: Literal['down', 'even'] = 'down'):
 
 @op('trim')
 def trim(pixels: Side):
-  """Cuts off so many pixels at each side: `decode|trim(2)` for ObjectNet's red border."""
+  """Removes `pixels` pixels at each side: `decode|trim(2)` for ObjectNet's red border."""
   message = f'trim: the image has no more than {2 * pixels} pixels a side'
 
   def tensors(images, u):
@@ -175,11 +178,12 @@ def trim(pixels: Side):
 
 @op('value_range', keeps_positions=True)
 class ValueRange:
-  """Maps [in_lo, in_hi] to [lo, hi], float32; values outside follow, or are clipped.
+  """Maps [in_lo, in_hi] linearly to [lo, hi], as float32.
 
-  As big_vision's op of the same text, to float32 rounding. lo and hi may be one number
-  per channel: (0 - mean) / std and (1 - mean) / std for models whose pixels are
-  standardised. Without numbers a run that starts from weights takes theirs.
+  Values outside of [in_lo, in_hi] lie outside of [lo, hi], unless `clip` is True. As
+  big_vision's op of the same text, up to float32 rounding. lo and hi may be lists of one
+  number per channel: (0 - mean) / std and (1 - mean) / std for models that standardise
+  their pixels. A plain `value_range` in a run that starts from weights takes their numbers.
   """
 
   def __init__(
@@ -198,7 +202,7 @@ class ValueRange:
     self.in_lo, self.in_hi, self.clip = in_lo, in_hi, clip
 
   def scale_images(self, images, clip):
-    """Maps float32 images of any library, by that library's function to clip."""
+    """Maps float32 images of any library; `clip` is that library's function."""
     if self.clip:
       images = clip(images, self.in_lo, self.in_hi)
     return (images - self.in_lo) * self.scale + self.lo
@@ -207,7 +211,7 @@ class ValueRange:
     return self.scale_images(tf.cast(images, tf.float32), tf.clip_by_value)
 
   def scale_on_device(self, batch: dict) -> dict:
-    """Maps the images of a batch in JAX, where the host leaves that to the device."""
+    """Maps the images of a batch in JAX, on the device."""
     import jax.numpy as jnp
 
     images = batch['image'].astype(jnp.float32)
@@ -219,10 +223,10 @@ class ValueRange:
 
 @op('pad_to')
 class PadTo:
-  """`pad_to(boxes=100, label=100)` brings features to one length; the last op.
+  """Brings features to one length: `pad_to(boxes=100, label=100)`, as the last op.
 
-  They are cut off, or filled up with zeros. Beside each, NAME_mask float32 [length] is 1
-  where it holds something.
+  Cuts off what is longer, and pads with zeros what is shorter. For each feature adds
+  NAME_mask, float32 [length], which is 0 for padding.
   """
 
   def __init__(self, **lengths: Count):

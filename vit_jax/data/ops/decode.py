@@ -1,4 +1,4 @@
-"""Encoded images: their headers, and decoding with orientation and crop."""
+"""Reads the headers of encoded images, and decodes them with orientation and crop."""
 
 import functools
 import io
@@ -15,15 +15,16 @@ _ORIENTATION = 0x0112
 # Major brands of HEIC files (ISO/IEC 23008-12, annex B); the last two may be AVIF too.
 _HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')
 
-# A JPEG that will be made much smaller is decoded at 1/2, 1/4 or 1/8, but at this many times
-# the height and width of the result or more. Pillow's `thumbnail` does the same, with the
-# same number (its `reducing_gap`).
+# A JPEG that will be made much smaller is decoded at 1/2, 1/4 or 1/8 of its size, but not
+# below this many times the height and width of the result. Pillow's `thumbnail` does the
+# same with the same number, its `reducing_gap`.
 GAP = 2
 
-# Methods of the inverse DCT for JPEG, by `precise`.
+# TensorFlow's names of the inverse DCT for JPEG, indexed by `precise`.
 _DCT = ('INTEGER_FAST', 'INTEGER_ACCURATE')
 
-# EXIF orientation 1..8 as (transpose, flip up-down, flip left-right), in this order.
+# (transpose, flip up-down, flip left-right), to be applied in this order, for each EXIF
+# orientation 1..8.
 _STEPS = np.array(
   [
     [int(x) for x in s]
@@ -38,16 +39,16 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
 
   Args:
     data: the file's bytes.
-    exif: whether to look for an orientation.
+    exif: whether to read the EXIF orientation.
 
   Returns:
-    (bytes that TensorFlow decodes, EXIF orientation 1..8, height and width upright). The
-    orientation is 1 where there is none. Formats that only Pillow reads (TIFF, PPM, HEIC,
-    ...) come back as PNG, and so does the first frame of an animated WebP.
+    (bytes that TensorFlow decodes, EXIF orientation 1..8, (height, width) of the upright
+    image). The orientation is 1 if the file has none. Formats that only Pillow reads (TIFF,
+    PPM, HEIC, ...) come back as PNG, and so does the first frame of an animated WebP.
 
   Raises:
-    BadImage: for an empty file, an unknown format, one whose package is missing, or more
-      than MAX_PIXELS by the header.
+    BadImage: for an empty file, an unknown format, a format whose package is missing, or a
+      header with more than MAX_PIXELS.
   """
   from PIL import Image, ImageOps
 
@@ -91,13 +92,14 @@ def _register_heif() -> None:
 
 
 def _is_animated_webp(data: bytes) -> bool:
-  # By its flag, even with a single frame: TensorFlow does not decode those to RGB.
+  # The flag alone counts, even with a single frame: TensorFlow does not decode these to RGB.
   extended = data[:4] == b'RIFF' and data[12:16] == b'VP8X' and len(data) > 20
   return extended and bool(data[20] & 0x02)
 
 
 def _orientation(image, data: bytes) -> int:
-  # Pillow decodes a whole PNG to look for EXIF behind the pixels: only if it is there.
+  # The EXIF of a PNG may stand behind its pixels, so Pillow decodes the whole image to find
+  # it. Look only if the file has any.
   if image.format == 'PNG' and b'eXIf' not in data and b'profile type exif' not in data:
     return 1
   value = image.getexif().get(_ORIENTATION, 1)
@@ -107,7 +109,8 @@ def _orientation(image, data: bytes) -> int:
 def _encode_png(image) -> bytes:
   from PIL import Image
 
-  if image.mode.startswith(('I', 'F')):  # 16 bits a pixel (or more): keep the high 8
+  if image.mode.startswith(('I', 'F')):
+    # Of 16 or more bits per pixel keep the high 8.
     values = np.asarray(image).astype(np.float64)
     scale = 255 / max(values.max(), 1) if values.max() > 65535 else 1 / 257
     image = Image.fromarray(np.clip(np.round(values * scale), 0, 255).astype(np.uint8))
@@ -122,10 +125,10 @@ def decode(data, orientation, upright, channels: int, precise: bool, target=None
   Args:
     data: scalar string tensor: JPEG, PNG, GIF (first frame), BMP or WebP.
     orientation: int32 scalar, EXIF 1..8.
-    upright: int32 [2], height and width, from `probe`.
-    precise: the accurate inverse DCT for JPEG instead of the fast one.
+    upright: int32 [2], height and width from `probe`.
+    precise: whether JPEG takes the accurate inverse DCT instead of the fast one.
     target: (h, w) that the image will be resized to, or a lower bound of it. A JPEG may
-      then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`). None: full size.
+      then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`). None: at full size.
   """
 
   jpeg = functools.partial(tf.io.decode_jpeg, data, channels, dct_method=_DCT[precise])
@@ -140,13 +143,13 @@ def decode_and_crop(
 ):
   """Returns the crop uint8 [h, w, channels] of the upright image.
 
-  A JPEG is decoded inside the crop only, which is most of the work saved. At a reduced
-  size the crop has every pixel of that scale that it overlaps.
+  Decodes a JPEG inside the crop only, which saves most of the work. At a reduced size the
+  result has every pixel of that size that overlaps the crop.
 
   Args:
-    box: function of the upright (height, width), int32 scalars, to the crop's
-      (y, x, h, w).
-    target: of the crop; this and the other arguments: see `decode`.
+    box: maps (height, width) of the upright image, int32 scalars, to the (y, x, h, w) of
+      the crop.
+    target: (h, w) that the crop will be resized to. For the others see `decode`.
   """
 
   def decode_window():
@@ -175,7 +178,12 @@ def decode_and_crop(
 
 
 def _choose_ratio(at, size, target: tuple[int, int] | None):
-  """Returns `at(1)`, `at(2)`, `at(4)` or `at(8)`: the smallest that leaves enough of `size`."""
+  """Decodes at 1/1, 1/2, 1/4 or 1/8, the smallest ratio that keeps GAP times `target`.
+
+  Args:
+    at: decodes at a ratio, called as at(1), at(2), at(4) or at(8).
+    size: (h, w) at full size.
+  """
   if target is None:
     return at(1)
   times = tf.minimum(size[0] // (GAP * target[0]), size[1] // (GAP * target[1]))
@@ -184,7 +192,7 @@ def _choose_ratio(at, size, target: tuple[int, int] | None):
 
 
 def _window_as_stored(y, x, h, w, upright, orientation):
-  """Returns int32 [4]: y, x, h, w of an upright image's window in the stored image."""
+  """Maps a window of the upright image to the stored image: int32 [4], y, x, h, w."""
   transpose, ud, lr = tf.unstack(tf.gather(tf.constant(_STEPS), orientation))
   # Undo the steps in reverse.
   x = tf.where(lr, upright[1] - x - w, x)
@@ -193,7 +201,10 @@ def _window_as_stored(y, x, h, w, upright, orientation):
 
 
 def _pixels(data, channels: int, precise: bool):
-  """Decodes as stored. (`decode_jpeg` alone would return WebP as four dimensions.)"""
+  """Decodes an image without turning it upright.
+
+  Only JPEG goes to `decode_jpeg`, which would return a WebP with four dimensions.
+  """
   image = lambda: tf.io.decode_image(data, channels, expand_animations=False)
   jpeg = lambda: tf.io.decode_jpeg(data, channels, dct_method=_DCT[True])
   image = tf.cond(tf.io.is_jpeg(data), jpeg, image) if precise else image()

@@ -1,21 +1,24 @@
-"""Functions of images [..., H, W, C] that several ops share, in TensorFlow."""
+"""Functions on images [..., H, W, C] that several ops share, in TensorFlow."""
 
 from vit_jax.data.lazy_tf import tf
 
 
 def resize_to(images, size, method: str, antialias: bool, rounding: str):
-  """Resizes to (h, w), half-pixel centres; `rounding`: see `to_levels`."""
+  """Resizes to (h, w) with half-pixel centres; for `rounding` see `to_levels`."""
   out = tf.image.resize(images, size, method, antialias=antialias)
-  # Means of levels are levels: only bicubic weights may be negative.
+  # Only bicubic weights may be negative, and so give values outside of [0, 255].
   return to_levels(out, images.dtype, rounding, clip=method == 'bicubic')
 
 
 def extend_to_segments(function):
-  """Returns an op's function that treats 'segments' [..., H, W] as it does the image.
+  """Extends a function of images to 'segments' [..., H, W].
 
   Args:
-    function: (images [..., H, W, C], u, resize) -> images, of which `resize` is
-      `resize_to`, for segments by the nearest pixel whatever the other arguments.
+    function: (images [..., H, W, C], u, resize) -> images. It resizes by calling `resize`,
+      which is `resize_to` for images, and for segments takes the nearest pixel.
+
+  Returns:
+    An op's function, (features, u) -> features.
   """
 
   def nearest(images, size, *how):
@@ -33,29 +36,30 @@ def extend_to_segments(function):
 
 
 def to_levels(images, dtype, rounding: str = 'nearest', clip: bool = True):
-  """Returns images computed in float32 in the dtype of the op's input.
+  """Converts images computed in float32 to the dtype of the op's input.
 
   Args:
-    rounding: for uint8. 'truncate' clips and cuts the fraction off, as big_vision;
-      'nearest' clips and rounds, half to even; 'none' leaves float32, unclipped, as
-      vision_transformer. (Images of floats stay as computed in any case.)
-    clip: whether numbers may lie below 0 or from 256 on.
+    rounding: how to make uint8. 'truncate' clips and cuts the fraction off, as big_vision;
+      'nearest' clips and rounds half to even; 'none' leaves float32, unclipped, as
+      vision_transformer. Float images stay as computed.
+    clip: whether values may lie outside of [0, 255] and have to be clipped.
   """
   if dtype != tf.uint8:
     return tf.cast(images, dtype)
   if rounding == 'none':
     return tf.cast(images, tf.float32)
-  if images.dtype == tf.uint8:  # nothing was computed
+  # Nothing was computed.
+  if images.dtype == tf.uint8:
     return images
   images = tf.clip_by_value(images, 0, 255) if clip else images
   return tf.cast(tf.round(images) if rounding == 'nearest' else images, tf.uint8)
 
 
 def each(function, images, u, shape=None, dtype=None):
-  """Returns `function(image, u)` of one image, or of each in a batch.
+  """Applies `function(image, u)` to one image, or to each image of a batch.
 
   Args:
-    shape, dtype: the result's; None: those of an image.
+    shape, dtype: those of one result; None: those of one image.
   """
   if images.shape.rank == 3:
     return function(images, u)
@@ -70,7 +74,7 @@ def height_width(images):
 
 
 def excess(images, height, width, name):
-  """Returns int32 [2]: how much larger than (height, width) the images are."""
+  """Returns int32 [2]: by how much the images exceed (height, width); raises if they do not."""
   message = f'{name}: the image is smaller than {height}x{width}'
   static = images.shape[-3:-1]
   if static.is_fully_defined() and (static[0] < height or static[1] < width):
@@ -81,6 +85,6 @@ def excess(images, height, width, name):
 
 
 def cut(images, y, x, height: int, width: int):
-  """Returns the window [..., height, width, C] whose top left is (y, x)."""
+  """Cuts out the window [..., height, width, C] whose top left corner is (y, x)."""
   out = images[..., y : y + height, x : x + width, :]
   return tf.ensure_shape(out, [*images.shape[:-3], height, width, images.shape[-1]])

@@ -1,8 +1,8 @@
 """`tf.image.resize` in NumPy, to the last bit (TensorFlow 2.21 on a CPU).
 
 Prediction needs no TensorFlow, but it must see the pixels that training saw. Truncation
-to whole levels makes a difference of 1e-5 one of a level (a white wall would be 254
-here and 255 there), so all is float32, and every sum is in TensorFlow's order.
+turns a difference of 1e-5 into one of a whole level: a white wall could be 254 here and 255
+there. So everything is computed in float32, and every sum in TensorFlow's order.
 """
 
 import numpy as np
@@ -11,19 +11,20 @@ from vit_jax.resample import keys, triangle
 
 _ONE = np.float32(1)
 _HALF = np.float32(0.5)
-# TensorFlow takes the weights of its bicubic without antialiasing from a table.
+# Number of steps in the table from which TensorFlow takes the weights of bicubic
+# interpolation without antialiasing.
 _TABLE = 1024
 
 
 def resize_to(
   image, height: int, width: int, method: str, antialias: bool, rounding: str
 ) -> np.ndarray:
-  """Returns an image [H, W, C] as `geometry.resize_to` makes it, [height, width, C].
+  """Resizes an image [H, W, C] to [height, width, C], as `geometry.resize_to` does.
 
   Args:
     method: 'bilinear', 'bicubic' (Keys, a = -0.5), 'area' or 'nearest'.
-    antialias: widen the kernel where the image shrinks; of the first two methods.
-    rounding: of uint8, see `geometry.to_levels`.
+    antialias: whether the kernel of the first two methods widens where the image shrinks.
+    rounding: for uint8, see `geometry.to_levels`.
   """
   out = _resize(image, height, width, method, antialias)
   if image.dtype != np.uint8 or rounding == 'none':
@@ -57,16 +58,17 @@ def _resize(image, height, width, method, antialias):
 
 
 def _centres(old: int, new: int) -> np.ndarray:
-  """Returns where new pixels' centres lie among the old pixels': float32 [new]."""
+  """Returns the centres of the new pixels in coordinates of the old ones: float32 [new]."""
   scale = np.float32(old) / np.float32(new)
   return (np.arange(new, dtype=np.float32) + _HALF) * scale - _HALF
 
 
 def _sum(x, axis: int, at, weights) -> np.ndarray:
-  """Returns the sums over k of x at `at[:, k]` times `weights[:, k]`, along an axis.
+  """Returns sum_k x[at[:, k]] * weights[:, k] along an axis.
 
   Args:
-    at: int [new, k], weights: float32 [new, k].
+    at: int [new, k], indices along the axis.
+    weights: float32 [new, k].
   """
   shape = (-1, 1, 1) if axis == 0 else (-1, 1)
   out = np.float32(0)
@@ -76,21 +78,22 @@ def _sum(x, axis: int, at, weights) -> np.ndarray:
 
 
 def _area(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the old pixels that each new one covers, and how much of each."""
+  """Returns the old pixels that each new pixel covers, and the covered part of each."""
   scale = np.float32(old) / np.float32(new)
   i = np.arange(new, dtype=np.float32)[:, None]
   low, high = i * scale, (i + _ONE) * scale
   at = np.floor(low).astype(int)
   at = at + np.arange((np.ceil(high).astype(int) - at).max())
   x = at.astype(np.float32)
-  begun = np.where(x + 1 > high, scale, x + _ONE - low)  # the pixel starts before `low`
+  # Weights of pixels that start before `low`.
+  begun = np.where(x + 1 > high, scale, x + _ONE - low)
   weights = np.where(x < low, begun, np.where(x + 1 > high, high - x, _ONE))
   weights = np.where(at < np.ceil(high), weights, np.float32(0))
   return np.minimum(at, old - 1), weights
 
 
 def _neighbours(old: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the two old pixels around each new one, and how near it is to the second."""
+  """Returns the two old pixels next to each new one, and the weight of the second."""
   centres = _centres(old, new)
   low = np.floor(centres)
   second = np.minimum(np.ceil(centres), old - 1)
@@ -105,7 +108,7 @@ def _interpolate(x, axis: int, first, second, share) -> np.ndarray:
 def _kernel_weights(
   old: int, new: int, kernel, radius: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the old pixels below a kernel that is widened where the axis shrinks."""
+  """Returns the old pixels under a kernel that widens where the axis shrinks, and weights."""
   step = np.float32(1 / np.float64(np.float32(new) / np.float32(old)))
   wide = max(step, _ONE)
   centres = (np.arange(new, dtype=np.float32) + _HALF) * step
@@ -119,19 +122,20 @@ def _kernel_weights(
 
 
 def _table(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the four old pixels of bicubic interpolation, weights from the table."""
+  """Returns the four old pixels of bicubic interpolation, and their weights by the table."""
   centres = _centres(old, new)
   low = np.floor(centres)
   place = np.rint((centres - low) * np.float32(_TABLE)).astype(int)
   table = keys(np.arange(2 * _TABLE + 1) / _TABLE).astype(np.float32)
-  of = [_TABLE + place, place, _TABLE - place, 2 * _TABLE - place]
+  entries = [_TABLE + place, place, _TABLE - place, 2 * _TABLE - place]
   at = low.astype(int)[:, None] + np.arange(-1, 3)
-  weights = np.where((at >= 0) & (at < old), table[np.stack(of, 1)], np.float32(0))
+  weights = np.where((at >= 0) & (at < old), table[np.stack(entries, 1)], np.float32(0))
   return np.clip(at, 0, old - 1), _normalise(weights)
 
 
 def _normalise(weights: np.ndarray) -> np.ndarray:
   total = np.float32(0)
-  for k in range(weights.shape[1]):  # `sum` would add in another order
+  # A loop, because `sum` would add in another order.
+  for k in range(weights.shape[1]):
     total = total + weights[:, k]
   return weights * (_ONE / total)[:, None]

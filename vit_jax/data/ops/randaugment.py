@@ -1,6 +1,6 @@
-"""RandAugment (Cubuk et al. 2019, arXiv 1909.13719) for string pipelines, in two versions:
+"""RandAugment (Cubuk et al. 2019, arXiv 1909.13719) for string pipelines.
 
-the paper's, and that of timm, with which Swin and ConvNeXt were trained.
+There are two versions: the paper's, and timm's, with which Swin and ConvNeXt were trained.
 """
 
 import functools
@@ -23,17 +23,18 @@ INCREASING = (
   *('solarize_add', 'color', 'contrast', 'brightness', 'sharpness'),
   *('shear_x', 'shear_y', 'translate_x', 'translate_y'),
 )
-FILL = 128  # Level of pixels from outside the image, and of cutouts.
-# The range searched in the paper. EfficientNet-B7 was trained with 28, AugReg's ViTs
-# with up to 20.
+# Level of cutouts, and of pixels that come from outside the image.
+FILL = 128
+# The end of the range that the paper searched. EfficientNet-B7 was trained with 28, AugReg's
+# ViTs with up to 20.
 MAX_MAGNITUDE = 30
 
 
 @op('randaug')
 class RandAugment:
-  """Applies `num_ops` ops in turn, each chosen uniformly among 16, with repetition.
+  """Applies `num_ops` ops in turn, each drawn uniformly from 16, with repetition.
 
-  Of uint8 images with 3 channels. Every op is as strong as the magnitude m says:
+  Takes uint8 images with 3 channels. The magnitude m sets the strength of every op:
 
     autocontrast, equalize, invert    of each channel
     rotate                            by +-3 m degrees, about the centre
@@ -47,29 +48,30 @@ class RandAugment:
     cutout                            greys a square of 2 int(4 m) pixels, centred
                                       anywhere in the image
 
-  These levels are the published ones, and not all grow with m. Blends leave the
-  image as it is at m = 5. Posterize weakens with m: 1 bit is left below m = 5, all 8
-  from m = 20 on. So does solarize, which inverts the image at 0 and leaves it from
-  m = 10 on, where the threshold is 256.
+  These strengths are the published ones, and not all grow with m. Blends leave the image as
+  it is at m = 5. Posterize weakens with m: 1 bit is left below m = 5, all 8 from m = 20 on.
+  Solarize weakens too: it inverts the whole image at m = 0, and does nothing from m = 10 on,
+  where the threshold is 256.
 
-  Pixels from outside are grey 128; positions are rounded to the nearest pixel.
+  Pixels from outside the image are grey 128. Positions are rounded to the nearest pixel.
 
   Args:
-    num_ops: N, how many ops are applied to each image.
-    magnitude: m, a number from 0 to 30; 10 is the scale's unit.
-    legacy: False gives the results of Pillow's namesakes, True those of big_vision when
-      AugReg, the better plain ViT-S/16 and Mixer were trained. Then contrast blends with
-      the grey min(H W / 256, 255), 196 at 224 px whatever the image. The solarize threshold
-      is taken modulo 256: m = 0, 10 and 20 invert the whole image. Shears start from the
-      middle of the first pixel. The grey of color, and the smoothed image, are truncated,
-      and autocontrast computes in float32. It equals TensorFlow on a CPU except where
-      float32 sums, exact here, were truncated there: 0.1 to 0.6 % of the sharpened values
-      and 0.004 % of the coloured differ, by a level up to m = 10 and 5 at m = 30; rotating
-      by 45 degrees takes the other of two neighbours for 0.2 % of the pixels.
+    num_ops: N, the number of ops that are applied to each image.
+    magnitude: m, a number from 0 to 30; 10 is the unit of the scale.
+    legacy: False gives the results of Pillow's functions; True those of big_vision when
+      AugReg, the better plain ViT-S/16 and Mixer were trained. In that version contrast
+      blends with the grey min(H W / 256, 255), which is 196 at 224 px whatever the image.
+      The threshold of solarize is taken modulo 256, so that m = 0, 10 and 20 invert the
+      whole image. Shears start from the middle of the first pixel. The grey of color and
+      the smoothed image are truncated, and autocontrast computes in float32. The result
+      equals TensorFlow's on a CPU except where its float32 sums, exact here, lost bits
+      before they were truncated: 0.1 to 0.6 % of the values differ after sharpness and
+      0.004 % after color, by one level up to m = 10 and by 5 at m = 30. A rotation by 45
+      degrees takes the other of two neighbours for 0.2 % of the pixels.
   """
 
-  # Numbers for each op that is applied: which one; its sign; a cutout's centre, which
-  # needs no sign, takes the second and third.
+  # Random numbers per op: the choice of the op, its sign, and one more for cutout, which
+  # has no sign and takes the second and third number for its centre.
   _DRAWS = 3
 
   def __init__(
@@ -97,21 +99,21 @@ class RandAugment:
 
   @functools.cached_property
   def _step(self):
-    """One op on one image. Its graph of sixteen is made once, for all uses: 0.5 s."""
+    """Applies one op to one image. Its graph has all 16 ops and takes 0.5 s: made once."""
 
     def step(image, draws):
       choice, a, b = tf.unstack(draws)
-      # Runs only that one.
+      # `tf.switch_case` runs only the chosen branch.
       return tf.switch_case(self._index(choice), self._branches(image, a, b))
 
     return tf.function(step, autograph=False)
 
   def _index(self, choice):
-    """Returns which of the branches, for a number in [0, 1)."""
+    """Returns the index of a branch, given a number in [0, 1)."""
     return tf.cast(choice * len(NAMES), tf.int32)
 
   def _branches(self, image, a, b) -> list:
-    """Returns a function without arguments for each of NAMES."""
+    """Returns a function without arguments for each op of NAMES."""
     level, legacy = self._level, self._legacy
     sign = tf.where(a < 0.5, tf.constant(-1, tf.float64), 1)
     angle, factor = math.radians(level * 30), level * 1.8 + 0.1
@@ -129,11 +131,11 @@ class RandAugment:
 
 @op('randaug_increasing')
 class IncreasingRandAugment(RandAugment):
-  """Applies up to `num_ops` ops whose strengths grow with a magnitude that is drawn.
+  """Applies up to `num_ops` ops, whose strengths grow with a random magnitude.
 
-  timm's `rand-m9-mstd0.5-inc1` is `randaug_increasing(2, 9, 0.5)`. For uint8 images with 3
-  channels. `num_ops` times one of 15 ops is chosen, with repetition, and applied with
-  `probability`, each time at a magnitude m from a normal distribution, clipped to [0, 10]:
+  timm's `rand-m9-mstd0.5-inc1` is `randaug_increasing(2, 9, 0.5)`. Takes uint8 images with 3
+  channels. Draws `num_ops` of 15 ops, with repetition, and applies each with `probability`.
+  The magnitude m of each op is drawn from a normal distribution, clipped to [0, 10]:
 
     autocontrast, equalize, invert    of each channel
     rotate                            by +-3 m degrees, about the centre
@@ -145,17 +147,17 @@ class IncreasingRandAugment(RandAugment):
     solarize                          inverts levels from 256 - int(25.6 m) on
     solarize_add                      adds int(11 m) to levels below 128
 
-  Pixels from outside are the mean of ImageNet. Between pixels it interpolates bilinearly,
-  where timm, as Swin and ConvNeXt use it, is bicubic.
+  Pixels from outside the image have the mean of ImageNet. Interpolation is bilinear; timm's,
+  as Swin and ConvNeXt use it, is bicubic.
 
   Args:
-    num_ops: N, how many ops are chosen for each image.
+    num_ops: N, the number of ops that are drawn for each image.
     magnitude: mean of m, a number from 0 to 10.
-    std: standard deviation of m, before it is clipped.
-    probability: with which an op that was chosen is applied.
+    std: standard deviation of m before it is clipped.
+    probability: probability that a drawn op is applied.
   """
 
-  # Numbers for each op are: which one, and whether it is applied; its sign; its magnitude.
+  # Random numbers per op: the choice (and whether to apply the op), the sign, the magnitude.
 
   def __init__(
     self,
@@ -169,7 +171,7 @@ class IncreasingRandAugment(RandAugment):
     self._probability = probability
 
   def _index(self, choice):
-    """Returns the index of a branch: an op of INCREASING, or the last, which does nothing."""
+    """Returns the index of a branch: an op of INCREASING, or the last one, the identity."""
     number = len(INCREASING)
     chosen = tf.cast(choice, tf.float64) * number
     applied = chosen < self._probability * number
@@ -177,14 +179,15 @@ class IncreasingRandAugment(RandAugment):
     return tf.where(applied, tf.cast(tf.floor(chosen / share), tf.int32), number)
 
   def level(self, u):
-    """Returns m / 10, float64 [...], of uniform numbers [...] in [0, 1)."""
+    """Returns m / 10, float64 [...], given uniform numbers [...] in [0, 1)."""
     m = tf.fill(tf.shape(u), tf.constant(self._mean, tf.float64))
-    if self._std:  # ndtri(0) is minus infinity, which is clipped to 0
+    if self._std:
+      # ndtri(0) is minus infinity, which is clipped to 0.
       m += self._std * tf.math.ndtri(tf.cast(u, tf.float64))
     return tf.clip_by_value(m, 0, 10) / 10
 
   def _branches(self, image, a, b) -> list:
-    """Returns a function without arguments for each of INCREASING, and one that does nothing."""
+    """Returns a function without arguments for each op of INCREASING, and the identity."""
     level = self.level(b)
     signed = tf.where(a < 0.5, -level, level)
     whole = lambda x: tf.cast(tf.floor(x), tf.int32)  # int(), as x >= 0
@@ -203,7 +206,7 @@ class IncreasingRandAugment(RandAugment):
 
 
 def _colors(image, bits, threshold, addition, factor, legacy: bool = False) -> dict:
-  """Returns {name: function without arguments} of the ops that move no pixel."""
+  """Returns {name: function without arguments} for the ops that move no pixel."""
   grey = color.grey_of_tf if legacy else color.grey
   target = lambda: _contrast_of_big_vision(image) if legacy else None
   return {
@@ -221,20 +224,23 @@ def _colors(image, bits, threshold, addition, factor, legacy: bool = False) -> d
 
 
 def _contrast_of_big_vision(image):
-  """Returns int32 []: the histogram's sum, the number of pixels, over its 256 bins."""
+  """Returns the level that big_vision takes for the mean grey, int32 [].
+
+  It is the mean of the histogram's 256 bins: the number of pixels / 256, at most 255.
+  """
   height, width = geometry.height_width(image)
   return tf.minimum(height * width // 256, 255)
 
 
 def _moves(image, warp, turn, shear, middle, dx, dy) -> dict:
-  """Returns {name: function without arguments} of the ops that move pixels.
+  """Returns {name: function without arguments} for the ops that move pixels.
 
   Args:
-    warp: called with (image, [a, b, c, d, e, f]); the value at (x, y) of its result is
-      that of the image at (a x + b y + c, d x + e y + f).
+    warp: function of (image, [a, b, c, d, e, f]). Its result at (x, y) is the image at
+      (a x + b y + c, d x + e y + f).
     turn: cosine and sine of the angle; a positive angle is counter-clockwise on screen.
-    middle: distance of the first pixel's centre from the origin of shears, in pixels: 0.5
-      if shears start at the corner.
+    middle: distance in pixels from the origin of shears to the centre of the first pixel:
+      0.5 if shears start at the corner.
   """
 
   def rotate():
@@ -253,23 +259,24 @@ def _moves(image, warp, turn, shear, middle, dx, dy) -> dict:
 
 
 def _nearest(image, matrix: list):
-  """Warps by the nearest pixel, FILL outside."""
+  """Warps by the nearest pixel, with FILL outside of the image."""
   size = geometry.height_width(image)
-  # Pixels' numbers move, then pixels by them: half the time of moving three channels.
+  # Warp the numbers of the pixels, and then gather the pixels by these numbers. That takes
+  # half the time of warping three channels.
   numbers = _warp(tf.reshape(1 + tf.range(size[0] * size[1]), [*size, 1]), matrix)
   fill = tf.constant(FILL, tf.uint8, [1, 3])
   return tf.gather(tf.concat([fill, tf.reshape(image, [-1, 3])], 0), numbers[..., 0])
 
 
 def _bilinear(image, matrix: list):
-  """Warps with bilinear interpolation, ImageNet's mean outside."""
+  """Warps with bilinear interpolation, with ImageNet's mean outside of the image."""
   fill = tf.constant((124, 116, 104), tf.float32)
   levels = _warp(tf.cast(image, tf.float32) - fill, matrix, 'BILINEAR')
   return tf.cast(tf.round(levels + fill), tf.uint8)
 
 
 def _warp(image, matrix: list, interpolation: str = 'NEAREST'):
-  """Returns an image of numbers [H, W, C] moved by a matrix, see `_moves`; 0 outside."""
+  """Warps an array [H, W, C] by a matrix, see `_moves`, with 0 outside of the image."""
   transform = tf.cast(tf.convert_to_tensor([*matrix, 0, 0], tf.float64), tf.float32)
   moved = tf.raw_ops.ImageProjectiveTransformV3(
     images=image[None],
@@ -283,7 +290,11 @@ def _warp(image, matrix: list, interpolation: str = 'NEAREST'):
 
 
 def _cutout(image, half: int, a, b):
-  """Fills the square of 2 `half` pixels around (a, b) of [0, 1)^2, as far as inside."""
+  """Fills a square of 2 `half` pixels, clipped to the image.
+
+  Args:
+    a, b: the centre (y, x), as fractions of the height and width.
+  """
   height, width = geometry.height_width(image)
   y = tf.cast(a * tf.cast(height, tf.float32), tf.int32)
   x = tf.cast(b * tf.cast(width, tf.float32), tf.int32)

@@ -14,8 +14,8 @@ from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import ArraySource, Source, fingerprint
 from vit_jax.errors import UserError
 
-# A large file decompresses to so many times its size, at most. Drawn images compress well:
-# dSprites (3 GB) to a hundredth.
+# A large file may decompress to at most this many times its size. Drawn images compress
+# well: dSprites (3 GB) to a hundredth.
 _TIMES = 200
 Side = Annotated[int, Range(1, 8000, why='64 megapixels, as `decode` takes')]
 
@@ -49,10 +49,10 @@ class Digits(ArraySource):
 class Arrays(ArraySource):
   """An .npz file of uint8 images and labels; nothing in it is executed.
 
-  Keys: `images` and `labels` (one split, 'train', to slice), or for every split
-  `train_images`, `train_labels`, `test_images`, ..., or Keras's `x_train`, `y_train`,
-  `x_test`, `y_test`. Images are uint8 [N,H,W] or [N,H,W,C]; labels int [N], or 0/1
-  [N,K] for several labels an image. `class_names`, if there, is text [K].
+  Its keys are `images` and `labels` (one split, 'train'), or `train_images`,
+  `train_labels`, `test_images`, ... for each split, or Keras's `x_train`, `y_train`,
+  `x_test`, `y_test`. Images are uint8 [N,H,W] or [N,H,W,C]. Labels are int [N], or 0/1
+  [N,K] for several labels per image. `class_names`, which is optional, is text [K].
   """
 
   def __init__(self, target: str, split: str):
@@ -76,7 +76,7 @@ class Arrays(ArraySource):
     if self.labels is None:
       self.num_classes = labels.shape[1]
     else:
-      # From all splits, so that a split without the last class has the same K.
+      # Count over all splits, so that a split without the last class has the same K.
       self.num_classes = 1 + max(int(y.max()) for _, y in data.values() if y.size)
     if (names := file.get('class_names')) is not None:
       if names.ndim != 1 or names.dtype.kind != 'U' or len(names) < self.num_classes:
@@ -85,7 +85,8 @@ class Arrays(ArraySource):
           f'[K] for K={self.num_classes} classes.'
         )
       self.class_names = names.tolist()
-      if self.labels is not None:  # the last classes may be without an image
+      if self.labels is not None:
+        # The last classes may have no image.
         self.num_classes = len(names)
 
 
@@ -128,7 +129,7 @@ def _read_pair(path, file, image_key, label_key):
 
 
 class Synthetic(Source):
-  """Noise whose content depends on the index only, for throughput and dry runs."""
+  """Noise that depends on the index only, for measuring throughput and for dry runs."""
 
   _POOL = 1 << 16
 
@@ -151,7 +152,7 @@ class Synthetic(Source):
     self.features = {'image': ImageFeature(shape), 'label': LabelFeature()}
     self.num_classes = num_classes
     self.labels = self._rows % num_classes
-    # An image is a window into one pool of noise: no generator to wait for.
+    # An image is a window into one pool of noise, which is faster than a generator.
     length = int(np.prod(shape)) + self._POOL
     self._pool = np.random.Generator(np.random.Philox(0)).integers(
       0, 256, length, np.uint8
@@ -163,7 +164,7 @@ class Synthetic(Source):
 
   def read(self, indices: np.ndarray) -> list[dict]:
     size = int(np.prod(self.image_shape))
-    # An odd factor: a bijection modulo the power of two, so neighbours differ.
+    # An odd factor is a bijection modulo a power of two, so that neighbours differ.
     starts = self._rows[indices] * 40503 % self._POOL
     return [
       {'image': self._pool[start : start + size].reshape(self.image_shape), 'label': y}

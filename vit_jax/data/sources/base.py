@@ -1,6 +1,6 @@
-"""The contract of a source of examples, and sources of arrays in memory.
+"""The contract of a source of examples, and a base class for arrays in memory.
 
-A mistake of the user in the name, split or options of a source is a ValueError.
+A source raises ValueError for a mistake of the user in its name, split or options.
 """
 
 import abc
@@ -19,21 +19,22 @@ from vit_jax.errors import UserError
 class Source(abc.ABC):
   """Random access to the examples of one split. A new data set is one subclass.
 
-  Its `__init__(target, split, **options)` opens a split of 'scheme:target'; the keyword-only
+  `__init__(target, split, **options)` opens a split of 'scheme:target'. Its keyword-only
   options are the config's `source_options`.
 
   Attributes:
     features: {name: kind of value}, see `data.features`; there is always an 'image'.
     name: the source as the user wrote it, for messages and reports.
-    num_classes: K, or None if the source does not know.
+    num_classes: K, or None if it is unknown.
     class_names: K names, or None.
-    labels: every example's label, int [N], if they are known without reading images, which
-      allows to check them before training; else None.
-    fingerprint: a cheap hash, hexadecimal, that changes when the examples do.
-    exif: apply the EXIF orientation, as for photographs from a camera. Not for
-      published data sets, whose published numbers ignore it.
-    remarks: ends the line that describes the source.
-    lengths: {name: int [N]}, lengths of a feature that differ by example, where known.
+    labels: the labels of all examples, int [N], which are checked before training. None if
+      they are not known without reading images.
+    fingerprint: a cheap hexadecimal hash that changes when the examples change.
+    exif: whether to apply the EXIF orientation, as for photographs from a camera. Published
+      data sets ignore it, because their published numbers do.
+    remarks: appended to the line that describes the source.
+    lengths: {name: int [N]}, the length of a feature in each example, where it differs
+      between examples and is known.
   """
 
   features: dict[str, Feature | ImageFeature | LabelFeature] = types.MappingProxyType(
@@ -50,7 +51,7 @@ class Source(abc.ABC):
 
   @property
   def image_shape(self) -> tuple[int, int, int] | None:
-    """(H, W, C) of images that are arrays, None of encoded ones."""
+    """(H, W, C) if images are arrays; None if they are encoded."""
     return self.features['image'].shape
 
   @abc.abstractmethod
@@ -61,18 +62,23 @@ class Source(abc.ABC):
   def read(self, indices: np.ndarray) -> list[dict]:
     """Returns examples, dicts of the declared features.
 
-    An image is bytes or uint8 [H, W, C]; the label of a `LabelFeature` an int, or ints;
-    any other feature an array. An example that cannot be read has only an 'error', the
-    reason. Beside several labels there may be a 'weight', float [n]: the value of each in
-    a multi-hot target, else 1. An 'exif' overrides the source's.
+    An image is bytes or uint8 [H, W, C]. The value of a `LabelFeature` is an int, or several
+    ints. Any other feature is an array.
+
+    An example that cannot be read has only the key 'error', the reason. An example with
+    several labels may have a 'weight', float [n], the values of its labels in the multi-hot
+    target; without it they are 1. An 'exif' overrides the attribute `exif`.
     """
 
   def read_at(self, positions: np.ndarray, indices: np.ndarray) -> list[dict]:
-    """`read`, for the examples at `positions` of the order of `plan_training`."""
+    """Reads the examples at some positions of the order that `plan_training` returned.
+
+    A source that reads in that order, such as a stream, needs the positions.
+    """
     return self.read(indices)
 
   def name_of(self, index: int) -> str:
-    """Returns a name by which a person finds the example: a path where it has one."""
+    """Returns a name by which the user can find the example, such as its path."""
     return f'{self.name}#{index}'
 
   def describe(self, split: str = '') -> str:
@@ -89,20 +95,20 @@ class Source(abc.ABC):
     return f'{text}; {self.remarks}' if self.remarks else text
 
   def plan_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
-    """Returns the (source, order) that training reads on one of the hosts."""
+    """Returns the (source, order) that one of the hosts reads in training."""
     return self, order.shuffle(len(self), seed)
 
   def plan_evaluation(self) -> tuple:
-    """Returns (source, order): each example once, in order. Errors as in training."""
+    """Returns the (source, order) of an evaluation: each example once, in order."""
     return self, order.Sequential(len(self))
 
   def parts(self) -> list[tuple['Source', int]]:
-    """Returns the sources that this one is made of, each with its `label_offset`."""
+    """Returns the (source, label_offset) of each part that this source consists of."""
     return [(self, 0)]
 
 
 class View(Source):
-  """A source read through another object, with the attributes of the source."""
+  """Wraps a source and has its attributes; subclasses change the examples or their order."""
 
   def __init__(self, source: Source):
     self.source = source
@@ -129,7 +135,7 @@ class ArraySource(Source):
     }
     self.labels = None if several else labels
     self._labels = labels
-    # All labels, and a thousand images: cheap, and sees a changed order or file.
+    # All labels and a thousand images are cheap to hash, and show a changed order or file.
     some = images[:: max(1, len(images) // 1000)]
     self.fingerprint = fingerprint((images.shape, labels.tobytes(), some.tobytes()))
 
@@ -146,7 +152,7 @@ class ArraySource(Source):
 
 @contextlib.contextmanager
 def opening() -> Iterator[None]:
-  """Turns a ValueError about data that a user named into a UserError."""
+  """Turns a ValueError about the user's data into a UserError."""
   try:
     yield
   except UserError:
@@ -159,7 +165,7 @@ def opening() -> Iterator[None]:
 
 
 def fingerprint(parts: Iterable) -> str:
-  """Returns 16 hex digits that depend on the parts, which are bytes or hashed as text."""
+  """Hashes parts, which are bytes or else hashed as text, to 16 hexadecimal digits."""
   digest = hashlib.sha256()
   for part in parts:
     data = part if isinstance(part, bytes) else str(part).encode()
@@ -171,7 +177,7 @@ def check_labels(source: Source, num_classes: int, offset: int = 0) -> None:
   """Raises ValueError for labels outside [0, num_classes), if the source knows them.
 
   Args:
-    offset: is added to the source's labels, see `Source.parts`.
+    offset: a number to add to the source's labels, see `Source.parts`.
   """
   shift = f' with label_offset={offset}' if offset else ''
   if source.labels is None:

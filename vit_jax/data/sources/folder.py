@@ -1,4 +1,4 @@
-"""A folder of images, one folder per class; which files are images, by their names alone."""
+"""A folder of images with one folder per class. A file's name says whether it is an image."""
 
 import concurrent.futures
 import functools
@@ -16,31 +16,33 @@ from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import BadImage, UserError
 
-# Extensions that TensorFlow or Pillow reads, in lower case.
+# Extensions of the formats that TensorFlow or Pillow reads, in lower case.
 EXTENSIONS = (
   *('.jpg', '.jpeg', '.jpe', '.jfif', '.png', '.gif', '.bmp', '.webp', '.avif', '.jp2'),
   *('.tif', '.tiff', '.ppm', '.pgm', '.pbm', '.pnm', '.tga'),
 )
 
-# Photographs of many phones; readable if pillow-heif is installed.
+# Extensions of photographs of many phones, which are readable if pillow-heif is installed.
 HEIF = ('.heic', '.heif')
 
 
 class Folder(Source):
   """ROOT/SPLIT/CLASS/**/IMAGE, or ROOT/CLASS/**/IMAGE as one split, 'train'.
 
-  Classes are the names of the folders, sorted; folders inside a class belong to it.
-  A split's images are in a fixed pseudo-random order, that of a hash of their path
-  below the root: 'train[:90%]' holds every class although files are sorted by class,
-  and adding a file hardly moves the others. Hidden files are left out, and files that
-  are not images by their extension are counted (`remarks`). Symbolic links are followed.
+  Classes are the sorted names of the folders; folders inside a class belong to it.
+
+  The images of a split are in a fixed pseudo-random order, by a hash of their path below
+  the root. So 'train[:90%]' holds every class although files are sorted by class, and an
+  added file hardly moves the others. Hidden files are skipped. Files whose extension is
+  not that of an image are counted in `remarks`. Symbolic links are followed.
 
   Args:
     target: ROOT.
     split: a split expression, see `splits`.
   """
 
-  SCHEME, BELOW, RECIPE = 'folder', 'CLASS/IMAGE', 'folder:data=FOLDER'  # in messages
+  # For messages.
+  SCHEME, BELOW, RECIPE = 'folder', 'CLASS/IMAGE', 'folder:data=FOLDER'
   exif = True
 
   def __init__(self, target: str, split: str):
@@ -83,7 +85,7 @@ class Folder(Source):
     self.num_classes = len(self.class_names)
 
   def _select(self, rows: dict[str, list], split: str) -> None:
-    """Takes the images of a split expression from {split: [(path, label)]}."""
+    """Sets the images and labels by a split expression, from {split: [(path, label)]}."""
     sizes = {name: len(part) for name, part in rows.items()}
     chosen = [
       row
@@ -116,7 +118,7 @@ class Folder(Source):
       return {'error': str(error)}
 
   def _scan(self, directory: str, left_out: Counter, misplaced: Counter) -> list:
-    """Returns a split's (path below the root, label) in its order; counts other files."""
+    """Returns the (path below the root, label) of a split's images; counts other files."""
     label_of = {name: i for i, name in enumerate(self.class_names)}
     names = folders(directory)
     if unknown := [name for name in names if name not in label_of]:
@@ -143,7 +145,7 @@ class Folder(Source):
 
 
 def sort_by_hash(rows: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-  """Returns (path, label) in a fixed pseudo-random order, that of a hash of the path."""
+  """Sorts (path, label) by a hash of the path: a fixed pseudo-random order."""
   return sorted(rows, key=lambda row: hashlib.sha256(os.fsencode(row[0])).digest())
 
 
@@ -177,7 +179,7 @@ def folders(directory: str) -> list[str]:
 
 
 def _entries(directory: str) -> tuple[list[str], list[str]]:
-  """Returns the names of the folders and of the files in a directory but hidden ones."""
+  """Returns the names of the folders, and of the files, in a directory without hidden ones."""
   names: tuple[list[str], list[str]] = [], []
   try:
     with os.scandir(directory) as entries:
@@ -185,7 +187,8 @@ def _entries(directory: str) -> tuple[list[str], list[str]]:
         if not is_hidden(entry.name):
           try:
             names[not entry.is_dir()].append(entry.name)
-          except OSError:  # a link to itself
+          except OSError:
+            # A link to itself.
             names[1].append(entry.name)
   except OSError as error:
     raise UserError(f'folder: {directory}: {error.strerror}.') from None
@@ -193,7 +196,7 @@ def _entries(directory: str) -> tuple[list[str], list[str]]:
 
 
 def _class_names(directories: dict[str, str]) -> list[str]:
-  """Returns the sorted classes: the train split's, where there is one."""
+  """Returns the sorted classes: those of the train split if there is one, else of all."""
   every = [directories['train']] if 'train' in directories else directories.values()
   names = sorted({name for directory in every for name in folders(directory)})
   if not names:
@@ -208,14 +211,15 @@ def extensions() -> tuple[str, ...]:
 
 
 def is_hidden(name: str) -> bool:
-  """Whether a name is a dot file's, or that of the folder which macOS adds to zips."""
+  """Whether a name begins with a dot, or is the folder that macOS adds to zips."""
   return name.startswith('.') or name == '__MACOSX'
 
 
 def images_below(directory: str) -> tuple[list[str], Counter]:
-  """Lists the files below a directory. Links are followed once, hidden files left out.
+  """Lists the files below a directory; follows links once and skips hidden files.
 
-  Returns (paths of images, in no order; {extension: number} of other files).
+  Returns:
+    (paths of images in no particular order, {extension: number} of the other files).
   """
   images, others = [], Counter()
   todo, visited, endings = [''], set(), extensions()
@@ -223,7 +227,8 @@ def images_below(directory: str) -> tuple[list[str], Counter]:
     prefix = todo.pop()
     here = os.path.join(directory, prefix)
     if (real := os.path.realpath(here)) in visited:
-      continue  # a link to a folder above it
+      # A link to a folder above it.
+      continue
     visited.add(real)
     inside, files = _entries(here)
     todo += [f'{prefix}{name}/' for name in inside]
@@ -236,12 +241,12 @@ def images_below(directory: str) -> tuple[list[str], Counter]:
 
 
 def extension(name: str) -> str:
-  """Returns '.txt', in lower case, or 'without extension'."""
+  """Returns the extension of a file name in lower case, '.txt', or 'without extension'."""
   return os.path.splitext(name)[1].lower() or 'without extension'
 
 
 def describe(counts: Mapping[str, int]) -> str:
-  """Returns '3 .heic, 2 .txt' of {extension: number}, and how to read HEIC."""
+  """Describes {extension: number} as '3 .heic, 2 .txt', and says how to read HEIC."""
   ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
   text = some([f'{n:,} {ending}' for ending, n in ordered])
   if set(counts) & set(HEIF):

@@ -1,10 +1,10 @@
-"""Several sources in fixed proportions, as one.
+"""Mixes several sources in fixed proportions.
 
-Position p of training belongs to a block of M positions. In each block part k has a quota
-near its share, M w_k, rounded so that after any number of blocks each part has had its share
-of all positions to within one. A seeded permutation spreads the quotas over the block, and
-within its own positions each part goes through its own epochs. All of that is computed from
-p, so that a jump to any step costs nothing.
+Training positions are divided into blocks of M. In each block part k has a quota of about
+M w_k positions. Quotas are rounded so that after any number of blocks, the number of
+positions of a part differs by less than one from its exact share. A seeded permutation
+spreads the quotas over the block, and each part goes through its own epochs. All of this is
+computed from the position, so that a jump to any step costs nothing.
 """
 
 import functools
@@ -21,7 +21,8 @@ from vit_jax.data.features import LabelFeature
 from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import Source, fingerprint
 
-# Examples in a block: a few batches, and enough that the smallest part has one in each.
+# Number of examples in a block, and its maximum. A block holds a few batches, and grows until
+# the smallest part has one example in each.
 _BLOCK, _LARGEST = 2**10, 2**20
 
 
@@ -29,17 +30,17 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
   """Returns the mixture that a config's list of parts describes.
 
   Args:
-    parts: keyword arguments of `_part` for each. `weight` is the part's share of the
-      examples, relative to the others'; if no part has one, its number of examples.
+    parts: the keyword arguments of `_part` for each part. `weight` is the share of the part
+      relative to the others; if no part has a weight, it is the number of its examples.
       `label_offset` is added to its labels. For the others see `sources.build`.
-    split: for parts that name none.
+    split: the split of parts that name none.
   """
   check('config.data.source', parts)
   built, weights = [], []
   for part in parts:
     source = _part(**{'split': split, **part})
     built.append((source, part.get('label_offset', 0), 'label_offset' in part))
-    # By its decimal digits: 0.1 is a tenth, not the float next to it.
+    # Convert by the decimal digits, so that 0.1 is a tenth and not the float next to it.
     weights.append(Fraction(str(part.get('weight') or 0)))
   if not all(weights) and any(weights):
     raise ValueError(
@@ -52,7 +53,7 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
 
 
 def check(where: str, source: str | list[dict], _=None) -> None:
-  """Refuses a malformed list of parts: a rule of `check`."""
+  """Raises UserError for a malformed list of parts; a rule for `check`."""
   if isinstance(source, str):
     return
   with prefix_errors(where):
@@ -75,18 +76,23 @@ def _part(
 
 
 class Mixture(Source):
-  """The examples of all parts, one part behind the other; for training.
+  """The examples of all parts, one part after the other; for training.
 
-  Its length, which is also an epoch of the run, is the total of the parts' examples,
-  whatever the weights: a part with a larger share goes through more epochs meanwhile.
-  Images must be of one kind, encoded or arrays of one shape. If any part has several
-  labels an example, all have.
+  Its length, which is also an epoch of the run, is the number of examples of all parts,
+  whatever the weights. A part with a larger share goes through more epochs in that time.
+  Images must be of one kind: encoded, or arrays of one shape. If one part has several
+  labels per example, all parts have them in the mixture.
   """
 
   def __init__(
     self, parts: Sequence[tuple[Source, int, bool]], weights: Sequence[Fraction]
   ):
-    """Takes (source, label_offset, whether it is explicit) and the weight of each part."""
+    """Builds the mixture.
+
+    Args:
+      parts: (source, label_offset, whether the user set label_offset) of each part.
+      weights: the weight of each part.
+    """
     self.name = f'mixture of {", ".join(source.name for source, *_ in parts)}'
     self._parts = [(source, offset) for source, offset, _ in parts]
     self._weights = weights
@@ -116,7 +122,7 @@ class Mixture(Source):
     return alike[0]
 
   def _names(self, explicit: list[bool]) -> list[str] | None:
-    """Returns the names of the classes; None if any has none."""
+    """Returns the names of the classes; None if some classes have no name."""
     names: dict[int, str] = {}
     for (source, offset), is_explicit in zip(self._parts, explicit, strict=True):
       for label, name in enumerate(source.class_names or (), offset):
@@ -161,7 +167,7 @@ class Mixture(Source):
   def plan_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
     orders = []
     for k, (source, _) in enumerate(self._parts):
-      # A seed for each part: parts of the same size would otherwise have the same order.
+      # Each part has its own seed. Otherwise parts of the same size would have the same order.
       bits = np.random.SeedSequence([seed, k, 1]).generate_state(1, np.uint64)
       own = int(bits[0]) >> 1
       reading, order = source.plan_training(own, batch_size, host, hosts)
@@ -180,15 +186,15 @@ class Mixture(Source):
 
 
 class Interleaved:
-  """The order of a mixture: in each block of positions, every part's quota."""
+  """The order of a mixture, which gives every part its quota in each block of positions."""
 
   def __init__(self, orders, starts, weights: Sequence[Fraction], seed: int):
-    """Takes each part's own order, the index of its first example, and its weight."""
+    """Builds the order from the parts' orders, indices of first examples, and weights."""
     total = sum(weights)
     self._shares = [weight / total for weight in weights]
     self._orders, self._starts, self._seed = orders, starts, seed
     self.block = _BLOCK
-    # If every part has a share of one position or more in a block, no quota is negative.
+    # If the exact share of every part in a block is at least one, no quota is negative.
     while self.block * min(self._shares) < 1:
       self.block *= 2
       if self.block > _LARGEST:
@@ -199,16 +205,17 @@ class Interleaved:
     self._block = functools.lru_cache(maxsize=8)(self._draw_block)
 
   def count_before(self, block: int) -> list[int]:
-    """Returns how many examples each part has had before a block."""
+    """Returns how many positions each part has before a block."""
     # The running sum of shares is rounded, not each share, so that the counts add up.
     places, ends, so_far = block * self.block, [0], Fraction(0)
     for share in self._shares:
       so_far += share
-      ends.append(int(places * so_far))  # the floor: all are positive
+      # `int` is the floor of a positive number.
+      ends.append(int(places * so_far))
     return [end - start for start, end in itertools.pairwise(ends)]
 
   def _draw_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each position's part, and the position in that part's order: int64 [M]."""
+    """Returns the part of each position, and the position in that part's order: int64 [M]."""
     before, after = self.count_before(block), self.count_before(block + 1)
     quotas = np.subtract(after, before)
     parts = np.repeat(np.arange(len(quotas)), quotas)
@@ -220,7 +227,7 @@ class Interleaved:
     return parts, turns
 
   def turns(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (part, position in the part's own order) of positions, int64 [n] each."""
+    """Maps positions to (part, position in the part's own order), int64 [n] each."""
     blocks, places = np.divmod(np.asarray(positions, np.int64), self.block)
     out = np.empty((2, len(blocks)), np.int64)
     for block in np.unique(blocks):

@@ -12,23 +12,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Up to here an order is drawn from all permutations and held in memory: two epochs of
-# 8 bytes an example are half a gigabyte a host, and one takes 2.4 s to draw. ImageNet-21k
-# (14 million) is below; larger sets (JFT, LAION) are computed position by position.
+# Up to this number of examples, an order is a permutation held in memory. At the limit, two
+# epochs of 8 bytes an example are half a gigabyte per host, and an epoch takes 2.4 s to
+# draw. ImageNet-21k (14 million) is below the limit. The order of larger sets (JFT, LAION)
+# is computed position by position.
 EXACT = 2**25
 
 
 def shuffle(num_examples: int, seed: int) -> 'Shuffled':
-  """Returns the endless order of training: `Shuffled`, above `EXACT` `Scattered`."""
+  """Returns the endless order of training: `Scattered` above EXACT, else `Shuffled`."""
   return (Shuffled if num_examples <= EXACT else Scattered)(num_examples, seed)
 
 
 class Shuffled:
-  """Endless: each epoch an exact permutation of the examples."""
+  """An endless order in which each epoch is a permutation of the examples."""
 
   def __init__(self, num_examples: int, seed: int):
     self.num_examples, self.seed = num_examples, seed
-    # Two: a batch may span the end of an epoch.
+    # Keep two epochs, because a batch may span the end of an epoch.
     self._drawn = functools.lru_cache(maxsize=2)(self._draw)
 
   def indices(self, positions: np.ndarray) -> np.ndarray:
@@ -49,7 +50,7 @@ class Shuffled:
 
 
 class Scattered(Shuffled):
-  """`Shuffled` without memory: a keyed bijection of [0, N), another for each epoch.
+  """`Shuffled` without memory: a keyed bijection of [0, N), a different one per epoch.
 
   A generalised Feistel network on [0, a) x [0, b) with a * b barely above N, applied again to
   results outside of [0, N) (Black and Rogaway 2002, "Ciphers with Arbitrary Finite
@@ -59,8 +60,8 @@ class Scattered(Shuffled):
   Luby and Rackoff's theorem requires four rounds; eight cost little.
 
   Args:
-    num_examples: N, up to 2**48: the hash is scaled from 32 bits to a half, of up to
-      24 bits then, and no value of it comes up more often than another by 1 in 2**8.
+    num_examples: N, up to 2**48. A half then has up to 24 bits. The hash has 32 bits, so
+      that scaled to a half, no value is more frequent than another by more than 1 in 2**8.
   """
 
   _ROUNDS = 8
@@ -102,7 +103,7 @@ def _add(x, other, key, modulus):
 
 
 class Sequential:
-  """Each example once, in the source's order; later positions are padding."""
+  """Each example once, in the order of the source; later positions are padding."""
 
   def __init__(self, num_examples: int):
     self.num_examples = num_examples
@@ -114,7 +115,7 @@ class Sequential:
 
 
 def host_slice(batch_size: int, host: int, hosts: int) -> tuple[int, int]:
-  """Returns (first, size) of a host's part of each global batch."""
+  """Returns (first position, size) of a host's part of each global batch."""
   if batch_size < 1 or batch_size % hosts:
     raise ValueError(
       f'batch_size={batch_size} is the global batch: it must be a positive multiple '

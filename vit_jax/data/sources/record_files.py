@@ -1,9 +1,9 @@
-"""Records in ArrayRecord and TFRecord files as one sequence of bytes, read by index.
+"""Reads records by index from ArrayRecord and TFRecord files, as one sequence of bytes.
 
-ArrayRecord's reader finds records by itself, also in buckets. TFRecord has no index: the
-offsets of its records are computed whenever files are opened, by reading the 8 bytes of each
-record's length. That suits some millions of records on a local disk; convert larger data
-sets (`tfds convert_format --out_file_format=array_record`).
+The reader of ArrayRecord finds records by itself, also in buckets. TFRecord has no index, so
+the offsets of the records are computed whenever a file is opened, by reading the length of
+each record, 8 bytes. That suits some millions of records on a local disk. Convert larger
+data sets (`tfds convert_format --out_file_format=array_record`).
 """
 
 import concurrent.futures
@@ -20,15 +20,15 @@ from vit_jax import files
 from vit_jax.data import stalls
 from vit_jax.errors import DataError, RunError, UserError
 
-# Threads that open files; they mostly wait.
+# Number of threads that open files; they mostly wait.
 _READERS = 64
-# A TFRecord has uint64 length, uint32 checksum of it, data, uint32 checksum of the data
-# (tensorflow/core/lib/io/record_writer.h).
+# Bytes before and after the data of a TFRecord: uint64 length, uint32 checksum of the
+# length; uint32 checksum of the data (tensorflow/core/lib/io/record_writer.h).
 _HEADER, _FOOTER = 12, 4
 
 
 class Piece(NamedTuple):
-  """Neighbouring records of a file; has the attributes of TFDS's FileInstruction."""
+  """Neighbouring records of a file, with the attributes of TFDS's FileInstruction."""
 
   filename: str
   skip: int
@@ -37,10 +37,10 @@ class Piece(NamedTuple):
 
 
 class Records:
-  """The records of some pieces of files that were counted, one piece behind the other.
+  """The records of some pieces of files, one piece after the other.
 
   Attributes:
-    bounds: index of each piece's first record, and the end: int64 [pieces + 1].
+    bounds: indices of the pieces' first records, and the end: int64 [pieces + 1].
   """
 
   def __init__(self, pieces: Iterable):
@@ -61,13 +61,13 @@ class Records:
     return int(self.bounds[-1])
 
   def place(self, index: int) -> tuple[str, int]:
-    """Returns a record's file, and its number there."""
+    """Returns the (file, number in that file) of a record."""
     i = int(np.searchsorted(self.bounds, index, 'right')) - 1
     piece = self._pieces[i]
     return os.fspath(piece.filename), int(piece.skip + index - self.bounds[i])
 
   def read(self, indices: Sequence[int]) -> list[bytes | Exception]:
-    """Returns records, and an exception in the place of each that cannot be read."""
+    """Returns records; in place of a record that cannot be read, its exception."""
     indices = [int(i) for i in indices]
     if not indices:
       return []
@@ -75,19 +75,22 @@ class Records:
     try:
       with stalls.reading(path), files.outages(path):
         return list(self._get(indices))
-    except RunError:  # says nothing about the records
+    except RunError:
+      # Says nothing about the records.
       raise
     except Exception as error:
-      if files.is_url(path):  # ArrayRecord's errors do not tell an outage from damage
+      if files.is_url(path):
+        # ArrayRecord's errors do not tell an outage from damage, but a request does.
         with files.outages(path):
           files.path(path).stat()
       if len(indices) == 1:
         return [error]
-      return [self.read([i])[0] for i in indices]  # one bad record stays one
+      # Read one by one, so that a bad record costs no other.
+      return [self.read([i])[0] for i in indices]
 
 
 def is_array_record(path) -> bool:
-  """Whether a file is ArrayRecord, by its name; others are TFRecord."""
+  """Whether the name of a file is that of an ArrayRecord; others are TFRecord."""
   return re.search('array_?record', os.path.basename(path)) is not None
 
 
@@ -99,10 +102,10 @@ def count(paths: Sequence[str]) -> list[int]:
 
 
 def check(pieces: Iterable, description: str) -> None:
-  """Raises DataError for a file whose number of records is not that of its pieces.
+  """Raises DataError if a file holds another number of records than its pieces say.
 
   Args:
-    description: the file that the numbers are from.
+    description: name of the file that describes the pieces, for the message.
   """
   numbers = {os.fspath(piece.filename): piece.examples_in_shard for piece in pieces}
   counts = count(list(numbers))
@@ -119,7 +122,8 @@ def _count_array_records(path: str) -> int:
 
   with files.outages(path):
     reader = array_record_module.ArrayRecordReader(path)
-  if not reader.ok():  # it raises nothing, and says that it holds no records
+  # For a damaged file the reader raises nothing, and says that there are no records.
+  if not reader.ok():
     raise DataError(f'{path} is not a complete ArrayRecord file: write it again.')
   return reader.num_records()
 
@@ -136,9 +140,10 @@ def _count_tf_records(path: str) -> int:
     raise UserError(f'{path}: {error.strerror}.') from None
 
 
-@functools.cache  # a run opens a file for counting, for training, for evaluation
+# Cached, because a run opens a file to count, to train and to evaluate.
+@functools.cache
 def _offsets(path: str) -> np.ndarray:
-  """Returns where each record of a TFRecord file starts, and the end: int64 [n + 1]."""
+  """Returns the offsets of the records of a TFRecord file, and the end: int64 [n + 1]."""
   offsets = [0]
   with open(path, 'rb', buffering=0) as file:
     size = os.fstat(file.fileno()).st_size

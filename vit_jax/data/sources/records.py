@@ -1,4 +1,4 @@
-"""Your own sharded record files: tf.train.Example in ArrayRecord or TFRecord."""
+"""The user's own sharded record files: tf.train.Example in ArrayRecord or TFRecord."""
 
 import contextlib
 import functools
@@ -25,37 +25,39 @@ _SHARD = re.compile(r'(?P<stem>.+)-(?P<shard>\d{5,})-of-(?P<count>\d{5,})(?:\.\w
 _TFDS_STEM = re.compile(r'(?:.*-)?([^-]+)\.(?:tfrecord|array_record|arrayrecord)s?')
 _EXTENSIONS = ('.tfrecord', '.tfrecords', '.tfrec', '.array_record', '.arrayrecord')
 
-# Records that are searched for the keys before a run: a key that none of them has is taken
-# for misspelt.
+# Number of records that are searched for the keys before a run. A key that none of them has
+# is taken for misspelt.
 _FIRST = 64
+# Default of `shuffle_buffer`.
 _BUFFER = 50_000
 
 
 class RecordFiles(Source):
   """`records:FOLDER` or `records:PATTERN`: encoded images with one or several labels.
 
-  Files are shards named `<split>-00000-of-00064`, with or without an extension, or as
-  TFDS names them; a folder must hold all of a split's. A pattern ('/data/*.array_record')
-  takes the shards that match, and if any file is not so named, all are one split, 'train'.
-  Splits are taken apart as in TFDS: 'train[:1%]+val'.
+  Files are shards named `<split>-00000-of-00064`, with or without an extension, or as TFDS
+  names them. A folder must hold all shards of a split. A pattern ('/data/*.array_record')
+  takes the shards that match; if any of these files has another kind of name, all of them
+  are one split, 'train'. Split expressions are those of TFDS: 'train[:1%]+val'.
 
   ArrayRecord files, which have 'array_record' in their names, may be in a bucket,
-  `records:gs://BUCKET/FOLDER`. Others are TFRecord, not compressed, see `record_files`.
+  `records:gs://BUCKET/FOLDER`. Other files are uncompressed TFRecord, see `record_files`.
 
-  A record that cannot be parsed, or has no image (or one label, where one is needed),
-  is a bad image: masked, listed and counted.
+  A record that cannot be parsed, has no image, or has no label where one is needed counts
+  as a bad image: it is masked, listed and counted.
 
   Options:
-    image_key: feature of the encoded image.
-    label_key: feature of its labels, integers.
-    weight_key: feature of one float for each label, for multi-hot targets; where a record
-      lacks it, its labels weigh 1. If a label comes twice, the last one counts.
-    multi_label: whether targets are multi-hot; None: as the first records have it, true
-      with a `weight_key`. Then a record may be without a label.
-    label_offset: added to labels: -1 where classes are counted from 1.
-    stream: read shards from front to back in training instead of records at random; for
-      disks and mounts that are slow to seek. See `stream`.
-    shuffle_buffer: records held in memory to shuffle a stream; None: 50,000.
+    image_key: feature with the encoded image.
+    label_key: feature with its labels, integers.
+    weight_key: feature with one float per label, the values of multi-hot targets. If a
+      record lacks it, its labels have the value 1. If a label occurs twice, the last one
+      counts.
+    multi_label: whether targets are multi-hot; a record may then have no label. None: True
+      if there is a `weight_key`, or if one of the first records has not exactly one label.
+    label_offset: a number to add to labels: -1 if classes are counted from 1.
+    stream: in training read shards from front to back, instead of records at random. For
+      disks and mounts that are slow to seek, see `stream`.
+    shuffle_buffer: number of records held in memory to shuffle a stream; None: 50,000.
   """
 
   def __init__(
@@ -96,7 +98,7 @@ class RecordFiles(Source):
     self.features = {'image': ImageFeature(), 'label': LabelFeature(multi_label)}
 
   def _pieces(self, paths_of: dict, split: str) -> list[record_files.Piece]:
-    """Returns the pieces of files that a split expression selects."""
+    """Selects pieces of the files by a split expression."""
     parts = splits.parse(split)
     for name, *_ in parts:
       splits.check_name(name, paths_of, self.name)
@@ -119,16 +121,16 @@ class RecordFiles(Source):
     return [self.example(record, i) for record, i in zip(records, indices, strict=True)]
 
   def records(self, indices: np.ndarray) -> list[bytes | Exception]:
-    """Returns the records of examples, not parsed."""
+    """Returns the unparsed records of examples."""
     return self._records.read(indices)
 
   def name_of(self, index: int) -> str:
-    """Returns 'FILE#RECORD', counted from 0."""
+    """Returns 'FILE#NUMBER', where records are counted from 0."""
     path, number = self._records.place(int(index))
     return f'{path}#{number}'
 
   def example(self, record: bytes | Exception, index: int) -> dict:
-    """Returns the example of a record, as `read` does."""
+    """Converts a record to an example, see `read`."""
     if isinstance(record, Exception):
       return {'error': f'cannot be read: {record}'}
     try:
@@ -148,7 +150,7 @@ class RecordFiles(Source):
     return {'image': image, 'label': int(labels[0])}
 
   def _parse(self, record: bytes) -> tuple[bytes, np.ndarray, np.ndarray | None]:
-    """Returns (encoded image, labels int64 [n], their weights float32 [n] or None)."""
+    """Returns (encoded image, labels int64 [n], weights of the labels float32 [n] or None)."""
     image_key, label_key, weight_key = self._keys.values()
     features = parse(record, {image_key, label_key, weight_key})
     image, labels = features.get(image_key, []), features.get(label_key, [])
@@ -166,12 +168,13 @@ class RecordFiles(Source):
     return image[0], labels, weights
 
   def _first(self) -> list[dict]:
-    """Returns the features of the first records; UserError if a key is in none."""
+    """Returns the features of the first records; raises UserError if none has a key."""
     first: list[dict] = []
     keys = {key for key in self._keys.values() if key}
     for index in range(min(_FIRST, len(self))):
       (record,) = self.records([index])
-      with contextlib.suppress(TypeError, ValueError):  # a bad image
+      # Skip bad records.
+      with contextlib.suppress(TypeError, ValueError):
         first.append(parse(record))
         if keys <= first[-1].keys():
           break
@@ -202,21 +205,21 @@ class RecordFiles(Source):
 
 @functools.cache
 def _example():
-  # TFDS brings the compiled message along, and needs no TensorFlow for it.
+  # TFDS contains the compiled message, which needs no TensorFlow.
   from tensorflow_datasets.proto import tf_example_pb2
 
   return tf_example_pb2.Example
 
 
 def parse(record: bytes, keys: Collection[str | None] | None = None) -> dict:
-  """Returns the features of a serialised tf.train.Example.
+  """Parses a serialised tf.train.Example.
 
   Args:
     keys: the features to return, if the record has them; None: all.
 
   Returns:
-    {name: values}: a list of bytes, float32 [n] or int64 [n]; a feature without a value
-    is an empty list.
+    {name: values}. The values are a list of bytes, float32 [n] or int64 [n]; a feature
+    without a value is an empty list.
   """
   from google.protobuf.message import DecodeError
 
@@ -238,13 +241,14 @@ def _values(feature) -> list[bytes] | np.ndarray:
 
 
 def find(target: str) -> dict[str, list[str]]:
-  """Returns {split: paths, by shard} of a folder or a pattern."""
+  """Finds the files of a folder or a pattern: {split: paths in the order of shards}."""
   target = str(files.path(target))
   with files.outages(target):
     whole = files.path(target).is_dir()
   paths = _matching(target, whole)
   numbered = {path: _SHARD.fullmatch(os.path.basename(path)) for path in paths}
-  if whole:  # other files may lie there too
+  if whole:
+    # A folder may hold other files too.
     named = [path for path in paths if numbered[path]]
     paths = named or [path for path in paths if path.endswith(_EXTENSIONS)]
   if not paths:
@@ -283,7 +287,7 @@ def _matching(target: str, whole: bool) -> list[str]:
     paths = [
       os.path.abspath(path) for path in glob.glob(pattern) if os.path.isfile(path)
     ]
-  # TFDS writes metadata and names of classes beside its files.
+  # TFDS writes metadata and class names beside its files.
   return [path for path in paths if not path.endswith(('.npz', '.json', '.txt'))]
 
 

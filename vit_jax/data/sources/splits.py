@@ -1,4 +1,4 @@
-"""Split expressions as in TFDS: 'train', 'train[:90%]', 'train[100:]+test'."""
+"""Parses split expressions as in TFDS: 'train', 'train[:90%]', 'train[100:]+test'."""
 
 import re
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _BOUND = re.compile(r'-?\d[\d_]*%?')
 
 
 def parse(expression: str) -> list[tuple[str, str, str]]:
-  """Returns [(split, from, to)] of an expression; a bound is '' where it is open."""
+  """Parses an expression to [(split, from, to)]; an open bound is ''."""
   parts = []
   for text in str(expression).split('+'):
     match = _PART.fullmatch(text)
@@ -33,7 +33,7 @@ def parse(expression: str) -> list[tuple[str, str, str]]:
 
 
 def canonical(name: str) -> str:
-  """Returns 'validation' for 'val', and so on; other names as they are."""
+  """Returns 'validation' for 'val', and so on; returns other names unchanged."""
   for split, names in SYNONYMS.items():
     if name.lower() in names:
       return split
@@ -46,7 +46,7 @@ def check_name(name: str, names: Iterable[str], where: str) -> None:
 
 
 def select(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
-  """Returns [(split, indices int64 [n])] that an expression selects, see `ranges`."""
+  """Returns the [(split, indices int64 [n])] that an expression selects, see `ranges`."""
   return [
     (name, np.arange(low, high, dtype=np.int64))
     for name, low, high in ranges(expression, sizes, where)
@@ -54,13 +54,13 @@ def select(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
 
 
 def ranges(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
-  """Returns [(split, first, end)] that an expression selects, in its order.
+  """Returns the [(split, first, end)] that an expression selects, in its order.
 
   Percentages are rounded to the nearest example, as TFDS does by default.
 
   Args:
-    sizes: number of examples of every split.
-    where: the source's name for error messages.
+    sizes: the number of examples of every split.
+    where: the name of the source, for error messages.
   """
   out = []
   for name, start, stop in parse(expression):
@@ -77,11 +77,11 @@ def ranges(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
 
 
 def _absolute(bound: str, size: int, default: int, noun: str) -> int:
-  """Returns the index of a bound in a split of `size` examples; '' is the default."""
+  """Converts a bound to an index into a split of `size` examples; '' is the default."""
   if not bound:
     return default
   number = round(int(bound[:-1]) * size / 100) if bound.endswith('%') else int(bound)
   if abs(number) > size:
     raise ValueError(f'Split {noun}: {bound} is outside its {size} examples')
-  # '-1%' of 7 examples is the last 0 of them, though it rounds to 0.
+  # A negative bound counts from the end even if it rounds to 0, such as '-1%' of 7 examples.
   return number + size if int(bound.rstrip('%')) < 0 else number

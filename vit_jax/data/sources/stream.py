@@ -1,15 +1,16 @@
-"""Reading from front to back, for files that are slow to read at random.
+"""Reads shards from front to back, for files that are slow to read at random.
 
-A host has shards of its own, every `hosts`-th, and goes through them in epochs of its own.
-An epoch takes the shards' runs, a few hundred neighbouring records each, in a random order;
-that sequence of records is cut into windows of `shuffle_buffer`, and each window is shuffled.
-While one window is used, the next is read, so that memory holds two of encoded records.
+Every host has its own shards, every `hosts`-th, and goes through them in epochs of its own.
+A shard is divided into runs of a few hundred neighbouring records. An epoch takes the runs of
+all shards in a random order. The resulting sequence of records is cut into windows of
+`shuffle_buffer` records, and each window is shuffled. While one window is used, the next one
+is read, so that memory holds the encoded records of two windows.
 
-The shuffle is arithmetic, and only the reading has a state, which could be dropped at any
-time: a jump to any step reads the window of that step, and nothing before it.
+The shuffle is arithmetic. Only the reading has a state, which may be dropped at any time: a
+jump to any step reads the window of that step and nothing before it.
 
-The order depends on the number of hosts, unlike that of all other sources. So does the
-fingerprint, and a run cannot resume with another number.
+Unlike for all other sources, the order depends on the number of hosts. So does the
+fingerprint, and a run cannot resume with another number of hosts.
 """
 
 import concurrent.futures
@@ -20,28 +21,28 @@ import numpy as np
 
 from vit_jax.data.sources.base import View, fingerprint
 
-# Records in a run: long enough that the seek (10 ms on a disk) takes less time than reading
-# (28 MB of ImageNet, 0.2 s), short enough that a window mixes runs of many shards.
+# Number of records in a run: large enough that the seek (10 ms on a disk) takes less time
+# than reading (28 MB of ImageNet, 0.2 s), and small enough that a window mixes many shards.
 RUN = 256
-# Runs that are read at the same time.
+# Number of runs that are read at the same time.
 _READERS = 8
 
 
 class Stream(View):
-  """A source of shards, read as a stream; also the order of it, on one host.
+  """Wraps a source of shards, which it reads as a stream; it is also the order of one host.
 
-  Its length is that of all hosts' examples: an epoch of the run.
+  Its length is the number of examples of all hosts, an epoch of the run.
   """
 
   def __init__(
     self, source, buffer: int, seed: int, batch_size: int, host: int, hosts: int
   ):
-    """Computes; reads nothing yet.
+    """Plans the runs; reads nothing yet.
 
     Args:
-      source: has `bounds`, int64 [shards + 1], the first example of each shard and the
-        end; `records(indices)`; and `example(record, index)`.
-      buffer: records of a window.
+      source: a source with `bounds`, int64 [shards + 1], the indices of the shards' first
+        examples and the end; `records(indices)`; and `example(record, index)`.
+      buffer: number of records in a window.
     """
     super().__init__(source)
     first, last = source.bounds[:-1], source.bounds[1:]
@@ -53,7 +54,7 @@ class Stream(View):
     shares = [int((last - first)[i::hosts].sum()) for i in range(hosts)]
     if max(shares) > 1.1 * min(shares):
       logging.getLogger(__name__).warning(
-        '%s: hosts have %d to %d examples of their own: those of few are seen more '
+        '%s: a host has %d to %d examples of its own; a host with few sees them more '
         'often. A multiple of %d shards would even it out.',
         *(self.name, min(shares), max(shares), hosts),
       )
@@ -86,7 +87,8 @@ class Stream(View):
     for epoch, window, here, slots in self._windows(positions):
       runs = self._reading(epoch, window)
       ends = (window + 1) * self._buffer >= self._num
-      self._reading(*((epoch + 1, 0) if ends else (epoch, window + 1)))  # ahead
+      # Start to read the next window.
+      self._reading(*((epoch + 1, 0) if ends else (epoch, window + 1)))
       places = self._shuffle(epoch, window)[slots]
       for i, place in zip(here.tolist(), places.tolist(), strict=True):
         record = runs[place // RUN].result()[place % RUN]
@@ -98,7 +100,7 @@ class Stream(View):
     batches, slots = np.divmod(np.asarray(positions, np.int64), self._batch_size)
     slots = slots - self._host * self._share
     assert np.all((slots >= 0) & (slots < self._share)), 'positions of another host'
-    # The number of examples that this host has used before each position.
+    # Split the number of examples that this host has used before each position.
     epochs, offsets = np.divmod(batches * self._share + slots, self._num)
     windows, slots = np.divmod(offsets, self._buffer)
     for epoch, window in sorted({*zip(epochs.tolist(), windows.tolist(), strict=True)}):
@@ -106,14 +108,14 @@ class Stream(View):
       yield epoch, window, here, slots[here]
 
   def _draw_runs(self, epoch):
-    """Returns the runs of an epoch, and where in it each begins: int64 [runs] each."""
+    """Returns the order of the runs in an epoch, and their first offsets: int64 [runs] each."""
     bits = np.random.Philox([self._seed, epoch, self._host, 1])
     order = np.random.Generator(bits).permutation(len(self._starts))
     sizes = self._sizes[order]
     return order, np.cumsum(sizes) - sizes
 
   def _file_order(self, epoch, window):
-    """Returns a window's examples in the order in which they are read."""
+    """Returns the indices of a window's examples in the order in which they are read."""
     start = window * self._buffer
     offsets = np.arange(start, min(start + self._buffer, self._num))
     order, begins = self._runs(epoch)
@@ -129,7 +131,7 @@ class Stream(View):
     return self._file_order(epoch, window)[self._shuffle(epoch, window)]
 
   def _read_window(self, epoch, window) -> list[concurrent.futures.Future]:
-    """Begins to read a window; returns RUN records in each future."""
+    """Starts to read a window; each of the returned futures has RUN records."""
     indices = self._file_order(epoch, window)
     parts = np.split(indices, range(RUN, len(indices), RUN))
     return [self._pool.submit(self.source.records, part) for part in parts]

@@ -1,7 +1,7 @@
-"""Some of the classes of a source, as a source of their own.
+"""Makes a source of some of the classes of another source.
 
-A split expression counts the examples of these classes alone: 'train[:80]' is the first
-80 of them, in the source's order, and 'train[:90%]' nine tenths of them.
+A split expression counts only the examples of these classes: 'train[:80]' is the first 80
+of them in the order of the source, and 'train[:90%]' the first nine tenths of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from vit_jax.errors import did_you_mean
 
 
 def check(where: str, classes: Sequence[int | str], section: dict) -> None:
-  """Refuses an impossible list of classes: a rule of `check`."""
+  """Raises UserError for an impossible list of classes; a rule for `check`."""
   with prefix_errors(where):
     if not isinstance(section['source'], str):
       raise ValueError("a list of sources: give each part its own 'classes'")
@@ -25,19 +25,19 @@ def check(where: str, classes: Sequence[int | str], section: dict) -> None:
       raise ValueError('an empty list: name one class or more')
 
 
-# The parameter of everything that opens a source.
+# The type of the parameter `classes` of everything that opens a source.
 Classes = Annotated[list[Annotated[int, Range(0, INT32)] | str] | None, check]
 
 
 def build(
   open_split: Callable[[str], Source], split: str, classes: Sequence[int | str]
 ) -> 'Subset':
-  """Returns the examples of some classes.
+  """Returns the source of the examples of some classes.
 
   Args:
     open_split: opens the source of a split expression.
-    split: counts the examples of these classes alone.
-    classes: indices or names, in the order of their new indices, 0 to n - 1.
+    split: a split expression that counts only the examples of these classes.
+    classes: indices or names of classes, whose new indices are 0 to n - 1 in this order.
   """
   names = list(dict.fromkeys(name for name, _, _ in splits.parse(split)))
   source = open_split('+'.join(names))
@@ -68,14 +68,14 @@ def build(
 
 
 def _index(source: Source, number: int, value: int | str) -> int:
-  """Returns the source's index of a class."""
+  """Returns the index that the source gives to a class."""
   names = source.class_names or []
   if isinstance(value, str):
     if names.count(value) == 1:
       return names.index(value)
     which = some([*map(repr, names)]) if names else 'without names: give an index'
     raise ValueError(
-      f'{source.name} has not one class {value!r}: its {number} are {which}.'
+      f'{source.name} has no single class {value!r}: its {number} classes are {which}.'
       f'{did_you_mean(value, names)}'
     )
   if not 0 <= value < number:
@@ -86,14 +86,16 @@ def _index(source: Source, number: int, value: int | str) -> int:
 
 
 class Subset(View):
-  """Some examples of a source, with other labels."""
+  """Some of the examples of a source, with new labels."""
 
   def __init__(
     self, source: Source, rows: np.ndarray, labels: np.ndarray, classes: Sequence[int]
   ):
-    """Takes the source's indices of the examples int64 [N], and their labels.
+    """Selects examples.
 
     Args:
+      rows: the source's indices of the examples, int64 [N].
+      labels: the new labels of these examples, int [N].
       classes: the source's index of each class.
     """
     super().__init__(source)

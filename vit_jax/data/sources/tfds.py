@@ -1,7 +1,7 @@
-"""Prepared TFDS data sets, read at random and without TensorFlow.
+"""Reads prepared TFDS data sets at random, without TensorFlow.
 
-They are located by their directory alone: no data set code runs, nothing is downloaded, and
-any folder that TFDS wrote can be read, whether or not TFDS knows its name.
+A data set is found by its directory alone. No code of a data set runs, nothing is
+downloaded, and any folder that TFDS wrote can be read, even if TFDS does not know its name.
 """
 
 import contextlib
@@ -29,18 +29,19 @@ class Prepared:
   Attributes:
     features: {name: TFDS's feature} of an example.
     images: names of the features that are images.
-    skip: TFDS's decoders. All images stay encoded: a mask is as costly to decode as the
-      image itself.
+    skip: the decoders for TFDS. They leave all images encoded, because a mask is as costly
+      to decode as the image itself.
     sizes: {split: number of examples}.
   """
 
   def __init__(
     self, target: str, data_dir: str | None, accepted: tuple[str, str] | None = None
   ):
-    """Opens the newest version of a data set; `target` and `data_dir`: see `build`.
+    """Opens the newest version of a data set.
 
     Args:
-      accepted: versions from the first and below the second: ('3.2', '4'). None: any.
+      target, data_dir: see `build`.
+      accepted: ('3.2', '4') accepts versions from 3.2 on and below 4. None: all versions.
     """
     import tensorflow_datasets as tfds
 
@@ -54,12 +55,16 @@ class Prepared:
       self.skip = dict.fromkeys(self.images, tfds.decode.SkipDecoding())
       self.sizes = {name: info.splits[name].num_examples for name in info.splits}
       for file in files.path(self._directory).glob('*.labels.txt'):
-        # TFDS would number the classes of an empty one.
+        # For an empty file TFDS would make up numbers as class names.
         if not file.read_text(encoding='utf-8').strip():
           raise ValueError(f'{file.name} is empty')
 
   def pieces(self, ranges: Iterable[tuple[str, int, int]]) -> tuple[str, Sequence]:
-    """Returns (TFDS's split, which records of which files) of (split, first, end)s."""
+    """Returns (split expression for TFDS, the pieces of files) of ranges.
+
+    Args:
+      ranges: (split, first, end) of each.
+    """
     if (kind := self._info.file_format.value) not in ('array_record', 'tfrecord'):
       raise ValueError(
         f'tfds:{self._target}: files are {kind}; array_record and tfrecord can be read. '
@@ -81,16 +86,18 @@ def build(
   label_key: str | None = None,
   objects_key: str | None = None,
 ) -> Source:
-  """`tfds:NAME[/CONFIG][:VERSION]`, or `tfds:DIRECTORY` of one prepared version.
+  """Opens `tfds:NAME[/CONFIG][:VERSION]`, or `tfds:DIRECTORY` of one prepared version.
 
   Files are ArrayRecord or TFRecord, see `record_files`.
 
   Args:
-    data_dir: else TFDS_DATA_DIR, else ~/tensorflow_datasets; may be in a bucket, gs://.
-    image_key: the image, if there are several.
-    label_key: the class or classes of an image, else 'label' or 'labels'.
-    objects_key: objects with boxes (of voc, 'objects'), for detection; else the first
-      there is, if the images have no label (as those of coco/2017).
+    data_dir: the folder of prepared data sets, which may be in a bucket, gs://. By default
+      TFDS_DATA_DIR, or else ~/tensorflow_datasets.
+    image_key: the feature with the image.
+    label_key: the feature with the class or classes of an image; by default 'label' or
+      'labels'.
+    objects_key: the feature with objects and their boxes, for detection ('objects' of voc).
+      By default the first such feature if the images have no label, as in coco/2017.
   """
   name, prepared = f'tfds:{target}', Prepared(target, data_dir)
   images = prepared.images
@@ -112,7 +119,7 @@ def build(
 
 
 class Images(Source):
-  """Encoded images of a data set of TFDS; `_one` returns an example of a subclass."""
+  """The encoded images of a TFDS data set. A subclass has `_one`, which makes an example."""
 
   def __init__(
     self, name: str, split: str, prepared: Prepared, image_key: str, ranges=None
@@ -120,10 +127,10 @@ class Images(Source):
     """Opens the files of a split.
 
     Args:
-      ranges: (TFDS's split, first, end), one behind another; None: those of `split`.
+      ranges: (split of TFDS, first, end) of each part; None: the ranges of `split`.
 
     Raises:
-      DataError: for a file with other records than the data set's description says.
+      DataError: if a file holds other records than the description of the data set says.
     """
     ranges = ranges or splits.ranges(split, prepared.sizes, name)
     self.name, self._image_key = name, image_key
@@ -137,7 +144,7 @@ class Images(Source):
     return len(self._records)
 
   def examples(self, indices: np.ndarray) -> list[dict | Exception]:
-    """Returns examples of all features; an exception in the place of a broken one."""
+    """Returns examples with all features; in place of a broken one, its exception."""
     return [*map(self._decode, self._records.read(indices))]
 
   def _decode(self, record: bytes | Exception) -> dict | Exception:
@@ -146,7 +153,8 @@ class Images(Source):
     try:
       features, skip = self._prepared.features, self._prepared.skip
       return features.deserialize_example_np(record, decoders=skip)
-    except Exception as error:  # protobuf's and TFDS's own types
+    except Exception as error:
+      # protobuf and TFDS raise types of their own.
       return ValueError(f'broken record: {error}')
 
   def read(self, indices: np.ndarray) -> list[dict]:
@@ -160,7 +168,7 @@ class Images(Source):
 
 
 class Tfds(Images):
-  """A data set of TFDS whose images have a label, or several."""
+  """A TFDS data set whose images have one label or several."""
 
   def __init__(self, name: str, split: str, prepared: Prepared, image_key, label_key):
     super().__init__(name, split, prepared, image_key)
@@ -184,20 +192,21 @@ class Tfds(Images):
 
 
 def classes(label) -> tuple[int | None, list[str] | None]:
-  """Returns (K, names) of a feature of TFDS; None for what it does not know."""
+  """Returns (K or None, class names or None) of a TFDS feature."""
   names = list(getattr(label, 'names', None) or []) or None
   return getattr(label, 'num_classes', None), names
 
 
 @contextlib.contextmanager
 def _describing(directory: str) -> Iterator[None]:
-  """Turns the errors of a damaged description into one line that names the directory."""
+  """Turns errors of a damaged description into one line that names the directory."""
   try:
     with files.outages(directory):
       yield
   except RunError:
     raise
-  except Exception as error:  # errors of TFDS, protobuf and json
+  except Exception as error:
+    # TFDS, protobuf and json raise types of their own.
     raise DataError(
       f'{directory}: {INFO}, features.json or names of classes are damaged '
       f'({one_line(error)}): copy or prepare the data set again.'
@@ -208,14 +217,14 @@ def _describing(directory: str) -> Iterator[None]:
 
 
 def data_directory(data_dir: str | None) -> str:
-  """Returns the folder of prepared data sets: the user's choice, or TFDS's default."""
+  """Returns the folder of prepared data sets: the user's choice or TFDS's default."""
   data_dir = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
   path = files.path(data_dir)
   return str(path if files.is_url(path) else path.absolute())
 
 
 def _locate(target: str, data_dir: str | None, accepted: tuple[str, str] | None) -> str:
-  """Returns the directory of the newest version, see `Prepared`."""
+  """Finds the directory of the newest version, see `Prepared`."""
   there = files.is_url(target) or os.path.exists(os.path.expanduser(target))
   if there and _is_prepared(path := str(files.path(target))):
     return path
@@ -272,7 +281,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _missing(target, name, data_dir, home, versions, version) -> DataError:
-  """Returns the error of a data set that is not prepared."""
+  """Returns the error for a data set that is not prepared."""
   import tensorflow_datasets as tfds
 
   where = os.path.join(home, version or '<version>')
@@ -282,7 +291,7 @@ def _missing(target, name, data_dir, home, versions, version) -> DataError:
   names = tfds.list_builders(with_community_datasets=False)
   if name in names:
     return DataError(f'{message} Prepare it with: {_command(target, data_dir)}')
-  # TFDS knows a thousand names, one of which is always a little like any word.
+  # TFDS knows a thousand names, so suggest only a name that is very similar.
   near = did_you_mean(name, [*names, *_names(data_dir)], alike=0.8)
   return DataError(
     f'{message} TFDS has no data set of that name: make it with vit_jax prepare, set '
