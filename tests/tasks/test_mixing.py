@@ -87,13 +87,13 @@ def test_the_box_of_cutmix_has_whole_pixels(monkeypatch, side, box):
   np.testing.assert_allclose(targets[3, 3], 1 - box**2 / SIDE**2, rtol=1e-6)
 
 
-def test_both_are_drawn_by_the_switch():
-  mix = Mixing(mixup=0.5, cutmix=1.0, switch_prob=0.25, mixup_mode='example')
+def test_both_are_drawn_equally_often():
+  mix = Mixing(mixup=0.5, cutmix=1.0, mixup_mode='example')
   images, _ = mix(*example_batch(), jax.random.key(3))
   share = shares(images)
   is_box = np.isclose(share, np.round(share), atol=1e-4).all((1, 2))
   # A mixup share next to 1 looks like a box: 3 % of the arcsine law lie within 1e-3.
-  assert abs(is_box.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / B) + 0.04
+  assert abs(is_box.mean() - 0.5) < 4 * np.sqrt(0.25 / B) + 0.04
 
 
 def test_a_broken_image_is_nobody_s_partner():

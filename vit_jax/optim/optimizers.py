@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.check import Count, Range, Share
+from vit_jax.check import Range, Share
 from vit_jax.registry import Registry
 
 _Dtype = Literal['float32', 'bfloat16']
@@ -104,26 +104,22 @@ def adafactor(
   *,
   momentum: Share = 0.9,
   decay: Annotated[float, Range(0, 10, '(]')] = 0.8,
-  b2_cap: Share = 0.999,
-  min_dim: Count = 32,
   moment_dtype: _Dtype | None = 'bfloat16',
 ):
   """Adafactor as in "Scaling Vision Transformers" (arXiv 2106.04560, section 3.4).
 
   The second moment of a kernel is stored as its row and column means; its decay is
-  min(1 - step^-decay, b2_cap). A first moment, in half precision and without bias
-  correction, is added; relative step sizes and update clipping are left out. The
-  constants are those of the recipe in big_vision.
-
-  Args:
-    min_dim: kernels whose second largest side is smaller are not factored.
+  min(1 - step^-decay, 0.999). A first moment, in half precision and without bias
+  correction, is added; relative step sizes and update clipping are left out. Kernels whose
+  second largest side is below 32 are not factored. The constants are those of the recipe
+  in big_vision.
   """
 
   def rate(step, exponent):
-    return jnp.minimum(b2_cap, 1.0 - jnp.float32(step + 1) ** -exponent)
+    return jnp.minimum(0.999, 1.0 - jnp.float32(step + 1) ** -exponent)
 
   tx = optax.scale_by_factored_rms(
-    decay_rate=decay, min_dim_size_to_factor=min_dim, decay_rate_fn=rate
+    decay_rate=decay, min_dim_size_to_factor=32, decay_rate_fn=rate
   )
   if momentum:
     first = optax.ema(momentum, debias=False, accumulator_dtype=moment_dtype)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 
 from vit_jax import losses
-from vit_jax.check import Fraction, Range, Share
+from vit_jax.check import Range, Share
 from vit_jax.tasks.mixing import MODES, Mixing
 
 
@@ -25,14 +25,13 @@ class Classify:
     label_smoothing: Share = 0.0,
     mixup: Annotated[float, Range(0, 1e3)] = 0.0,
     cutmix: Annotated[float, Range(0, 1e3)] = 0.0,
-    switch_prob: Fraction = 0.5,
     mixup_mode: Literal[MODES] = 'batch',
   ):
     """Builds the task from a classifier and the spec of its batches.
 
     Args:
       loss, label_smoothing: see `vit_jax.losses`.
-      mixup, cutmix, switch_prob, mixup_mode: see `vit_jax.tasks.mixing.Mixing`.
+      mixup, cutmix, mixup_mode: see `vit_jax.tasks.mixing.Mixing`.
 
     Raises:
       ValueError: for labels that cannot be compared with the model's logits, or a loss
@@ -42,7 +41,7 @@ class Classify:
     self.model = model
     self.loss_fn = losses.build(loss, model.num_classes)
     self.label_smoothing = label_smoothing
-    self.mixing = Mixing(mixup, cutmix, switch_prob, mixup_mode)
+    self.mixing = Mixing(mixup, cutmix, mixup_mode)
 
   def init(self, rng, spec: dict) -> dict:
     """Returns variables for batches of `spec`: {'image': ShapeDtypeStruct, ...}."""

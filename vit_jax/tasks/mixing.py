@@ -15,18 +15,16 @@ MODES = ('batch', 'example')
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-  """Mixup, CutMix, or a random choice of the two.
+  """Mixup, CutMix, or each with probability 1/2 where both are given.
 
   Attributes:
     mixup: alpha of mixup's Beta(alpha, alpha); 0: none.
     cutmix: alpha of CutMix's; 0: none.
-    switch_prob: the probability of CutMix where both are given.
     mixup_mode: one draw for the 'batch', as the reference recipes, or for each 'example'.
   """
 
   mixup: float = 0.0
   cutmix: float = 0.0
-  switch_prob: float = 0.5
   mixup_mode: str = 'batch'
 
   def __bool__(self) -> bool:
@@ -51,7 +49,7 @@ class Mixing:
       share, keep = _cutmix(draw, self.cutmix, shape, images)
     else:
       blend, cut = jax.random.split(draw)
-      use_cut = jax.random.uniform(choose, shape) < self.switch_prob
+      use_cut = jax.random.uniform(choose, shape) < 0.5
       pairs = zip(
         _cutmix(cut, self.cutmix, shape, images),
         _mixup(blend, self.mixup, shape, images),
