@@ -187,30 +187,21 @@ def random_affine(
 
 
 @op('random_erasing', draws=5, keeps_positions=True)
-def random_erasing(
-  p: Fraction = 0.25,
-  area_min: Percent = 2,
-  area_max: Percent = 100 / 3,
-  ratio: Interval = (0.3, 1 / 0.3),
-  std: float = 0.45,
-):
-  """Fills a random rectangle with noise (arXiv 1708.04896).
+def random_erasing(p: Fraction = 0.25):
+  """Fills a random rectangle with noise (arXiv 1708.04896), as for Swin and ConvNeXt.
 
-  Takes float images, so it stands after value_range. The noise is normal with mean 0, for
-  every pixel and channel, and the defaults are those of Swin and ConvNeXt. They trained
-  with a standard deviation of 1 on pixels that ImageNet's standard deviation, about 0.225
-  of [0, 1], had normalised: 0.45 in [-1, 1].
+  Takes float images, so it stands after value_range. The rectangle has 2 to 33.3 % of the
+  image's area; the logarithm of its height / width is uniform between 0.3 and 3.3. One that
+  would exceed the image is clipped to it; timm draws another one instead. The noise is normal
+  with mean 0, for every pixel and channel. Swin and ConvNeXt trained with a standard
+  deviation of 1 on pixels that ImageNet's standard deviation, about 0.225 of [0, 1], had
+  normalised: 0.45 in [-1, 1].
 
   Args:
     p: the share of images that get a rectangle.
-    area_min, area_max: the area of the rectangle in percent of the image's area.
-    ratio: range of height / width; its logarithm is uniform. A rectangle that would exceed
-      the image is clipped to it; timm draws another one instead.
-    std: standard deviation of the noise.
   """
-  if area_min > area_max:
-    raise ValueError('expected 0 < area_min <= area_max <= 100 (percent)')
-  low, high = map(math.log, ratio)
+  area_min, area_max = 2, 100 / 3  # Percent.
+  low, high = math.log(0.3), math.log(1 / 0.3)
 
   def one(image, u):
     H, W = geometry.height_width(image)
@@ -225,7 +216,7 @@ def random_erasing(
     x = tf.cast(u[4] * tf.cast(W - w + 1, tf.float32), tf.int32)
     # u has 24 random bits.
     seed = tf.cast(u[1:3] * 2**24, tf.int32)
-    noise = tf.random.stateless_normal([h, w, image.shape[-1]], seed, stddev=std)
+    noise = tf.random.stateless_normal([h, w, image.shape[-1]], seed, stddev=0.45)
     band = image[y : y + h]
     band = tf.concat([band[:, :x], tf.cast(noise, image.dtype), band[:, x + w :]], 1)
     erased = tf.concat([image[:y], band, image[y + h :]], 0)
