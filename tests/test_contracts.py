@@ -97,4 +97,4 @@ def test_formats():
     assert isinstance(entry, formats.Format)
     assert isinstance(entry.name, str)
     assert isinstance(entry.marker, str | tuple)
-    assert not entry.config or (entry.to or entry.name) in export.TO
+    assert not entry.writer or entry.to in export.TO

@@ -159,7 +159,7 @@ def test_fields_that_a_format_cannot_express(tmp_path, to, fields, facts):
 
 
 def test_the_config_of_a_published_bit():
-  written = next(f for f in bit.FORMATS if f.name == 'timm').config
+  written = next(f for f in bit.FORMATS if f.name == 'timm').writer.config
   model = models.build('bit', 'R50x1', num_classes=10)
   config = written(model.fields(), (224, 224), None)
   assert config['architecture'] == 'resnetv2_50x1_bit'

@@ -221,7 +221,7 @@ def test_every_name_has_the_arrays_of_timm(torch, timm, part):
     shapes = trees.flatten_variables(model.shapes((*module.patch_embed.img_size, 3)))
     flat = {n: np.broadcast_to(np.float32(0), x.shape) for n, x in shapes.items()}
     every = model.fields()
-    arrays = rename.to_theirs(flat, format.write_rules(flat, every))
+    arrays = rename.to_theirs(flat, format.writer.rules(flat, every))
     expected = {n: tuple(x.shape) for n, x in module.state_dict().items()}
     assert {n: x.shape for n, x in arrays.items()} == expected, name
     facts, reference = facts_of(module), every['rope_reference']

@@ -4,13 +4,13 @@ Values are checked where they are read. Keys that are not read are left alone.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import imagenet
+from vit_jax import imagenet, models
 from vit_jax.models.timm import NO_MATTER
 from vit_jax.models.vit import has_cls
 from vit_jax.weights import pipelines
@@ -222,6 +222,13 @@ def need(fields: dict, format: str, **allowed: tuple) -> None:
   for key, values in allowed.items():
     if (value := fields.get(key)) not in values:
       raise ValueError(f'{format} cannot express {key}={value!r}, but {list(values)}')
+
+
+def need_defaults(fields: dict, format: str, family: str, told: Iterable[str]) -> None:
+  """Raises ValueError unless all fields have their default but those in `told`."""
+  usual = models.signature(family).parameters
+  other = {k: (usual[k].default,) for k in fields if k in usual and k not in told}
+  need(fields, format, **other)
 
 
 def alike(fields: dict) -> dict:

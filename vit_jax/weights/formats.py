@@ -1,11 +1,12 @@
 """The formats that are read and written, and whose file a file is."""
 
+import dataclasses
 import functools
 import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,8 +38,8 @@ _NOT_PARAMETERS = re.compile(
 )
 _LARGEST_NUMBER = 9_999  # in a name: far beyond every published model
 
-# Fields that no output in evaluation depends on, or its precision alone: no format of
-# others has a place for them. Any other field must survive a file.
+# Fields for training alone, and those that change only the precision of outputs: the formats
+# of others have no place for them. Any other field must survive a file.
 TRAINING = {'dropout', 'attention_dropout', 'stochastic_depth', 'head_bias_init'}
 TRAINING |= {'posemb_std', 'layer_scale', 'rope_augment', 'zero_init', 'frozen_norm'}
 TRAINING |= {'remat', 'scan', 'dtype'}
@@ -46,55 +47,75 @@ TRAINING |= {'remat', 'scan', 'dtype'}
 Fields = dict[str, Any]
 
 
-class _Stated(dict):
-  """The fields that a writer is given, and in `read` those that it looked at."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Writer:
+  """How a model of ours is written in a format.
 
-  read = frozenset()
+  Attributes:
+    config: `(fields, image size, class names) -> config`, of a model with all of its
+      fields. It looks at every field but those in TRAINING, and raises ValueError for a
+      value that the format cannot express.
+    rules: `(parameters, fields) -> table`; None: the table that reads such a file.
+    buffers: `(parameters, fields) -> arrays`, further arrays that the publisher's code
+      demands.
+    alike: fields that are read again with another value, and compute the same.
+  """
 
-  def __getitem__(self, key):
-    self.read |= {key}
-    return super().__getitem__(key)
-
-  def get(self, key, default=None):
-    self.read |= {key}
-    return super().get(key, default)
-
-
-class Format(NamedTuple):
-  """How one publisher stores one family. Parameters are those under our names."""
-
-  name: str  # google, big_vision, timm, hf, bit, authors, open_clip, detectron2, ...
-  family: str  # a key of models.MODELS
-  marker: str | tuple[str, ...]  # regexes of names that every such file has, few others
-  rules: Table | Callable[[Arrays, Facts], Table]
-  infer: Callable[[Arrays], Fields]  # parameters -> fields of the model
-  facts: Reader  # reads the config beside the arrays
-  # (config, the file's name) -> whether they are of this format.
-  when: Callable[[dict, str], bool] = lambda config, name: True
-  # Regex of the prefix of this model in files that hold more, which is cut off.
-  within: str = ''
-  ignored: str = ''  # regex of arrays beside the model's
-  # Fields that neither arrays nor this format tell: the name of the file or the user.
-  needs: tuple[str, ...] = ()
-  # Their arrays -> fields that those tell which are no parameters.
-  tells: Callable[[Arrays], Fields] = lambda arrays: {}
-  # (parameters, fields) -> (h, w) of the positions, or None.
-  grid: Callable[[Arrays, Fields], tuple[int, int] | None] = lambda flat, fields: None
-  # (parameters, fields, facts) -> fields of positions that only all three tell.
-  positions: Callable[[Arrays, Fields, Facts], Fields] = lambda flat, fields, facts: {}
-  # Whether arrays do not show the number of heads: `rules` finds it in the facts' fields.
-  flat_heads: bool = False
-  # (fields, image size, class names) -> config; None: the format is only read.
-  config: Callable[[Fields, tuple[int, int], list[str] | None], dict] | None = None
-  to: str = ''  # the name in `export.TO`, if that is not `name`
-  # (parameters, fields) -> table, where that is not `rules(parameters, Facts(fields))`.
-  write_rules: Callable[[Arrays, Fields], Table] | None = None
-  # (parameters, fields) -> arrays beside them that the publisher's code reads.
+  config: Callable[[Fields, tuple[int, int], list[str] | None], dict]
+  rules: Callable[[Arrays, Fields], Table] | None = None
   buffers: Callable[[Arrays, Fields], Arrays] = lambda flat, fields: {}
-  # Fields -> how the publisher's code resizes positions, see `adapt.RESIZERS`.
-  resize: Callable[[Fields], str] = lambda fields: 'bilinear'
-  # Fields that may be read with another value: `config` checks that outputs are the same.
   alike: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+  """How one publisher stores the models of one family.
+
+  A file is of the first format whose `marker` it has. Then `facts` reads its config,
+  `rules` names its arrays as ours, and `infer` sees in them what the config leaves out.
+  Everything else has a default that suits most formats.
+
+  Attributes:
+    name: the publisher's: google, big_vision, timm, hf, bit, authors, open_clip, ...
+    family: a key of `models.MODELS`.
+    marker: regex of an array's name, or several, that every such file has and few others.
+    facts: `(config, source) -> Facts`, what the config and the file's name say.
+    rules: the rename table, or `(arrays, facts) -> table`.
+    infer: `parameters -> fields` of the model; the facts win over them.
+
+    when: `(config, file name) -> bool`, for files that arrays alone do not tell apart.
+    within: regex of a prefix that the model's arrays have in files that hold more models.
+    ignored: regex of arrays that belong to no model of ours, such as a decoder's.
+    tells: `arrays -> fields` that follow from values in arrays that are no parameters.
+    needs: fields that neither arrays nor this format tell, but the config, the file's
+      name or the user.
+    conclude: `(parameters, fields, facts) -> fields` that only all three together tell.
+    grid: `(parameters, fields) -> (h, w)` of the position embeddings, None if unknown.
+    resize: `fields -> method` by which the publisher's code resizes position
+      embeddings, a key of `adapt.RESIZERS`.
+    writer: None: the format is only read.
+  """
+
+  name: str
+  family: str
+  marker: str | tuple[str, ...]
+  facts: Reader
+  rules: Table | Callable[[Arrays, Facts], Table]
+  infer: Callable[[Arrays], Fields]
+  when: Callable[[dict, str], bool] = lambda config, name: True
+  within: str = ''
+  ignored: str = ''
+  tells: Callable[[Arrays], Fields] = lambda arrays: {}
+  needs: tuple[str, ...] = ()
+  conclude: Callable[[Arrays, Fields, Facts], Fields] = lambda flat, fields, facts: {}
+  grid: Callable[[Arrays, Fields], tuple[int, int] | None] = lambda flat, fields: None
+  resize: Callable[[Fields], str] = lambda fields: 'bilinear'
+  writer: Writer | None = None
+
+  @property
+  def to(self) -> str:
+    """The name of the format that is written, one of `export.TO`."""
+    return 'google' if self.name in ('bit', 'big_vision') else self.name
 
   def read(self, arrays: Arrays, facts: Facts) -> tuple[Fields, Arrays]:
     """Returns (section `model`, parameters under our names, float32, not stacked)."""
@@ -111,7 +132,7 @@ class Format(NamedTuple):
       raise ValueError(f'{odd[0]} is {flat[odd[0]].dtype}, parameters are floats')
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     fields = _over(facts.fields, self.infer(flat))
-    fields |= self.positions(flat, fields, facts)
+    fields |= self.conclude(flat, fields, facts)
     body = fields.get('backbone') or fields
     depth = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
     if depth > adapt.MOST_LAYERS:
@@ -123,22 +144,19 @@ class Format(NamedTuple):
   ) -> tuple[Arrays, dict]:
     """Returns ({their name: array}, config), given all fields of the model.
 
+    The file is read again, and its fields are compared with those of the model.
+
     Raises:
-      ValueError: for a field that the format cannot express: it would be read otherwise.
+      ValueError: for a field that the format cannot express.
     """
-    stated, usual = _Stated(fields), models.signature(self.family).parameters
-    config = self.config(stated, image_size, class_names)
-    # Fields are compared when the file is read again. One that an array's absence tells is
-    # then equal by itself, whatever another library makes of the file: it must be looked at.
-    if config.keys() - {'vit_jax'}:  # ours is read as it was written
-      unread = {key: usual[key].default for key in usual.keys() - stated.read}
-      self._check_equal({key: fields[key] for key in unread if key in fields}, unread)
+    assert self.writer is not None, self.name
+    config = self.writer.config(fields, image_size, class_names)
     rules = self.rules
-    if self.write_rules:
-      rules = self.write_rules(flat, fields)
+    if self.writer.rules:
+      rules = self.writer.rules(flat, fields)
     elif callable(rules):
       rules = rules(flat, Facts(fields))
-    arrays = rename.to_theirs(flat, rules) | self.buffers(flat, fields)
+    arrays = rename.to_theirs(flat, rules) | self.writer.buffers(flat, fields)
     format, parameters, _ = detect(arrays, config)
     section, _ = format.read(
       parameters, format.facts(configs.without_nulls(config), '')
@@ -151,10 +169,9 @@ class Format(NamedTuple):
     for key, value in fields.items():
       if isinstance(value, dict) and isinstance(again.get(key), dict):
         self._check_equal(value, again[key])
-      elif key not in {*TRAINING, *self.alike} and value != again.get(key):
-        name = self.to or self.name
+      elif key not in {*TRAINING, *self.writer.alike} and value != again.get(key):
         raise ValueError(
-          f'{name} cannot express {key}={value!r}, but {again.get(key)!r}'
+          f'{self.to} cannot express {key}={value!r}, but {again.get(key)!r}'
         )
 
 
@@ -175,7 +192,7 @@ def all_formats() -> tuple[Format, ...]:
 
 def writer(family: str, to: str) -> Format:
   """Returns the format of a family by the name `to`; ValueError if there is none."""
-  named = {f.to or f.name: f for f in all_formats() if f.family == family and f.config}
+  named = {f.to: f for f in all_formats() if f.family == family and f.writer}
   if to not in named:
     raise ValueError(f'{to} has no {family!r}; it can be written as {list(named)}')
   return named[to]

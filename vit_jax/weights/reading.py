@@ -118,11 +118,8 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     if not variant and 'act' not in overrides:
       _check_architecture(facts)
     sized = models.resolve(format.family, variant)[1] if variant else {}
-    if format.flat_heads:
-      heads = overrides.get('num_heads') or facts.fields.get('num_heads')
-      heads = heads or sized.get('num_heads') or _heads(facts, source)
-      facts = facts._replace(fields=facts.fields | {'num_heads': heads})
-    facts = facts._replace(fields=_needed(format, arrays, facts, sized | overrides))
+    usual = _heads_by_name(facts, source) | sized
+    facts = facts._replace(fields=_needed(format, arrays, facts, usual, overrides))
     section, flat = format.read(arrays, facts)
     section.pop('name')
     fields = section | sized | overrides
@@ -139,9 +136,10 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
   return Source(source, *arguments, pp, unused, **more)
 
 
-def _needed(format, arrays, facts: Facts, given: dict) -> dict:
+def _needed(format, arrays, facts: Facts, usual: dict, given: dict) -> dict:
   """Returns fields with those that a format needs; ValueError if nothing tells them."""
-  fields = format.tells(arrays) | facts.fields
+  fields = {key: usual[key] for key in format.needs if key in usual}
+  fields |= format.tells(arrays) | facts.fields
   fields |= {key: given[key] for key in format.needs if key in given}
   if missing := [key for key in format.needs if key not in fields]:
     sized = "variant='B/16' or " if missing == ['num_heads'] else ''
@@ -211,12 +209,12 @@ def _check_architecture(facts: Facts) -> None:
     )
 
 
-def _heads(facts: Facts, source: str) -> int:
-  """Returns the number of attention heads, by the name of the model."""
+def _heads_by_name(facts: Facts, source: str) -> dict:
+  """Returns {'num_heads': number} by timm's name of a model or of its file, else {}."""
   for name in (facts.architecture or '', Path(source).name):
     if heads := (_resolved(name) or {}).get('num_heads'):
-      return heads
-  raise ValueError("pass the number of attention heads, num_heads, or variant='B/16'")
+      return {'num_heads': heads}
+  return {}
 
 
 def _resolved(architecture: str) -> dict | None:

@@ -8,7 +8,7 @@ import numpy as np
 from vit_jax.detection.weights.fpn import backbone_of
 from vit_jax.weights import configs, layers, pipelines
 from vit_jax.weights.families import resnet
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, Table, below, respelled, table
 
 # -- rename tables --------------------------------------------------------------------
@@ -222,22 +222,22 @@ def _timm_name(fields: dict) -> str | None:
 
 FORMATS = (
   Format(
-    'hf',
-    'detr',
-    r'model\.query_position_embeddings\.weight',
-    _hf,
-    _infer,
-    _facts,
-    flat_heads=True,
-    config=_config,
+    name='hf',
+    family='detr',
+    marker=r'model\.query_position_embeddings\.weight',
+    facts=_facts,
+    rules=_hf,
+    infer=_infer,
+    needs=('num_heads',),
+    writer=Writer(config=_config),
   ),
   Format(
-    'authors',
-    'detr',
-    r'transformer\.decoder\.layers\.0\.multihead_attn\.in_proj_weight',
-    lambda arrays, facts: _authors(facts.fields['num_heads']),
-    _infer,
-    _facts,
-    flat_heads=True,
+    name='authors',
+    family='detr',
+    marker=r'transformer\.decoder\.layers\.0\.multihead_attn\.in_proj_weight',
+    facts=_facts,
+    rules=lambda arrays, facts: _authors(facts.fields['num_heads']),
+    infer=_infer,
+    needs=('num_heads',),
   ),
 )

@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.detection.weights import vitdet
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Table, below, table
 
 _SCALES = [4.0, 2.0, 1.0, 0.5]
@@ -126,7 +126,8 @@ def _fpn_config(fields, image_size, class_names) -> dict:
 
 
 def _sfp_config(fields, image_size, class_names) -> dict:
-  configs.need(fields, 'detectron2', pyramid=('simple',), norm=('layer',))
+  one = dict(pyramid=('simple',), norm=('layer',), in_channels=((),))
+  configs.need(fields, 'detectron2', **one)
   inside = fields['backbone'] or {'name': None}
   configs.need(inside, 'detectron2', name=('vitdet',))
   vitdet.check_plain(inside, 'detectron2')
@@ -150,28 +151,30 @@ def _sfp_config(fields, image_size, class_names) -> dict:
   return {'architecture': 'SimpleFeaturePyramid', 'model_args': args}
 
 
+def _sfp_written(flat: dict, fields: dict) -> Table:
+  return sfp(_levels(flat)[0], fields['backbone']['num_heads'])
+
+
 FORMATS = (
   Format(
-    'detectron2',
-    'fpn',
-    r'fpn_lateral\d+\.weight',
-    RULES,
-    infer,
-    _facts,
-    config=_fpn_config,
+    name='detectron2',
+    family='fpn',
+    marker=r'fpn_lateral\d+\.weight',
+    facts=_facts,
+    rules=RULES,
+    infer=infer,
+    writer=Writer(config=_fpn_config),
   ),
   Format(
-    'detectron2',
-    'sfp',
-    r'simfp_\d+\.0\.weight',
-    sfp_rules,
-    infer_sfp,
-    _sfp_facts,
+    name='detectron2',
+    family='sfp',
+    marker=r'simfp_\d+\.0\.weight',
+    facts=_sfp_facts,
+    rules=sfp_rules,
+    infer=infer_sfp,
     grid=lambda flat, fields: vitdet.grid(backbone_of(flat), fields['backbone']),
-    config=_sfp_config,
-    write_rules=lambda flat, fields: sfp(
-      _levels(flat)[0], fields['backbone']['num_heads']
+    writer=Writer(
+      config=_sfp_config, rules=_sfp_written, alike=('stride', 'pretrained_size')
     ),
-    alike=('stride', 'pretrained_size'),
   ),
 )

@@ -16,7 +16,7 @@ from vit_jax.detection.weights.fpn import backbone_of
 from vit_jax.weights import configs, layers, pipelines
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families import mvit, resnet, swin
-from vit_jax.weights.formats import TRAINING, Format
+from vit_jax.weights.formats import TRAINING, Format, Writer
 from vit_jax.weights.rename import Rule, Table, below, table
 
 _BINS = 7  # a side of the features of a box
@@ -358,16 +358,14 @@ _COCO = 800, 1333, 1344
 
 
 def _format(marker: str, backbone: Callable, facts) -> Format:
-  rules = _detectron2(backbone)
   return Format(
-    'detectron2',
-    'rcnn',
-    (r'proposal_generator\.rpn_head\.anchor_deltas\.bias', marker),
-    rules,
-    _infer,
-    facts,
-    config=_config,
-    write_rules=_written,
+    name='detectron2',
+    family='rcnn',
+    marker=(r'proposal_generator\.rpn_head\.anchor_deltas\.bias', marker),
+    facts=facts,
+    rules=_detectron2(backbone),
+    infer=_infer,
+    writer=Writer(config=_config, rules=_written),
   )
 
 
@@ -392,19 +390,19 @@ FORMATS = (
     _facts(_USUAL, 1024, 1024, 1024, backbone={'backbone': {'window': 56}}),
   ),
   Format(
-    'torchvision',
-    'rcnn',
-    (r'rpn\.head\.cls_logits\.bias', r'backbone\.body\.conv1\.weight'),
-    _torchvision,
-    _infer,
-    _facts(_USUAL, *_COCO, origin='torchvision', samples=2, after=(2_000, 1_000)),
+    name='torchvision',
+    family='rcnn',
+    marker=(r'rpn\.head\.cls_logits\.bias', r'backbone\.body\.conv1\.weight'),
+    facts=_facts(_USUAL, *_COCO, origin='torchvision', samples=2, after=(2_000, 1_000)),
+    rules=_torchvision,
+    infer=_infer,
   ),
   Format(
-    'mmdetection',
-    'rcnn',
-    (r'rpn_head\.rpn_cls\.bias', r'roi_head\.bbox_head\.0\.fc_cls\.bias'),
-    _mmdetection,
-    _infer,
-    _facts(_USUAL, *_COCO, origin='mmdetection', after=(2_000, 1_000)),
+    name='mmdetection',
+    family='rcnn',
+    marker=(r'rpn_head\.rpn_cls\.bias', r'roi_head\.bbox_head\.0\.fc_cls\.bias'),
+    facts=_facts(_USUAL, *_COCO, origin='mmdetection', after=(2_000, 1_000)),
+    rules=_mmdetection,
+    infer=_infer,
   ),
 )

@@ -10,7 +10,7 @@ from vit_jax import models
 from vit_jax.weights import adapt, configs, layers
 from vit_jax.weights.adapt import without
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MLP, POSITIONS, columns
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, Table, table
 from vit_jax.weights.source import Source
 
@@ -239,15 +239,14 @@ def _config(fields, image_size, class_names) -> dict:
 
 FORMATS = (
   Format(
-    'hf',
-    'vitdet',
-    r'encoder\.layer\.0\.attention\.qkv\.weight',
-    lambda arrays, facts: _hf(facts.fields['num_heads']),
-    infer,
-    _facts,
+    name='hf',
+    family='vitdet',
+    marker=r'encoder\.layer\.0\.attention\.qkv\.weight',
+    facts=_facts,
+    rules=lambda arrays, facts: _hf(facts.fields['num_heads']),
+    infer=infer,
     grid=grid,
-    flat_heads=True,
-    config=_config,
-    alike=('pretrained_size', 'class_row'),
+    needs=('num_heads',),
+    writer=Writer(config=_config, alike=('pretrained_size', 'class_row')),
   ),
 )

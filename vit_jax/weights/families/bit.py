@@ -3,7 +3,7 @@
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import RESNET, columns, resnet_blocks
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, table
 
 _UNIT, _STAGE = 'block{s+1}/unit{u+01}', 'stages.{s}.blocks.{u}'
@@ -66,32 +66,32 @@ def _timm_config(fields, image_size, class_names) -> dict:
 
 FORMATS = (
   Format(
-    'bit',
-    'bit',
-    r'resnet/root_block/.+',
-    TF,
-    infer,
-    configs.google(),
-    to='google',
-    config=configs.google_config(zero_pad_pool=True),
+    name='bit',
+    family='bit',
+    marker=r'resnet/root_block/.+',
+    facts=configs.google(),
+    rules=TF,
+    infer=infer,
+    writer=Writer(config=configs.google_config(zero_pad_pool=True)),
   ),
   Format(
-    'timm',
-    'bit',
-    r'stem\.conv\.weight',
-    TIMM,
-    infer,
-    configs.timm(global_pool='avg', output_stride=32, avg_down=False, preact=True),
-    config=_timm_config,
+    name='timm',
+    family='bit',
+    marker=r'stem\.conv\.weight',
+    facts=configs.timm(
+      global_pool='avg', output_stride=32, avg_down=False, preact=True
+    ),
+    rules=TIMM,
+    infer=infer,
+    writer=Writer(config=_timm_config),
   ),
   Format(
-    'big_vision',
-    'resnet_gn',
-    r'conv_root/kernel',
-    RESNET,
-    _infer('conv_root/kernel', 'head/kernel'),
-    configs.google(),
-    to='google',
-    config=configs.google_config(),
+    name='big_vision',
+    family='resnet_gn',
+    marker=r'conv_root/kernel',
+    facts=configs.google(),
+    rules=RESNET,
+    infer=_infer('conv_root/kernel', 'head/kernel'),
+    writer=Writer(config=configs.google_config()),
   ),
 )

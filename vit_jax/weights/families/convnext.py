@@ -5,7 +5,7 @@ import functools
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import columns
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, table, with_bare
 
 _BLOCK, _DOWN = 'stage{s+1}_block_{i}', 'stage{s+1}_downsample'
@@ -77,6 +77,7 @@ def _timm_fields(args: dict, name: str) -> dict:
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
+  configs.need(fields, 'timm', norm_eps=(1e-6,))
   args = {'depths': list(fields['depths']), 'dims': list(fields['widths'])}
   if fields['act'] != 'gelu_erf':
     args['act_layer'] = fields['act']
@@ -107,18 +108,20 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 _format = functools.partial(Format, family='convnext', infer=infer)
 FORMATS = (
   _format(
-    'timm',
+    name='timm',
     marker=r'stages\.0\.blocks\.0\.conv_dw\.weight',
     rules=TIMM,
     facts=configs.timm(_timm_fields, **_ONLY),
-    config=_timm_config,
+    writer=Writer(config=_timm_config),
   ),
   _format(
-    'hf',
+    name='hf',
     marker=r'(convnext(v2)?\.)?encoder\.stages\.0\.layers\.0\.dwconv\.weight',
     rules=table(with_bare(HF, 'convnext.'), HF_V2),
     facts=_hf_facts,
-    config=_hf_config,
-    write_rules=lambda flat, fields: HF_V2 if fields['layer_scale'] is None else HF,
+    writer=Writer(
+      config=_hf_config,
+      rules=lambda flat, fields: HF_V2 if fields['layer_scale'] is None else HF,
+    ),
   ),
 )

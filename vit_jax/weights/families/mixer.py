@@ -5,7 +5,7 @@ import math
 
 from vit_jax.weights import configs, layers
 from vit_jax.weights.families.vit import columns
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, table
 
 _BLOCK = 'MixerBlock_{i}'
@@ -78,17 +78,17 @@ def _timm_config(fields, image_size, class_names) -> dict:
 _format = functools.partial(Format, family='mixer', infer=infer, grid=grid)
 FORMATS = (
   _format(
-    'google',
+    name='google',
     marker=r'MixerBlock(_0)?/.+',
     rules=GOOGLE,
     facts=configs.google(act='gelu_tanh'),
-    config=configs.google_config(act='gelu_tanh'),
+    writer=Writer(config=configs.google_config(act='gelu_tanh')),
   ),
   _format(
-    'timm',
+    name='timm',
     marker=r'blocks\.0\.mlp_tokens\..+',
     rules=TIMM,
     facts=configs.timm(configs.timm_act, global_pool='avg', stem_norm=False),
-    config=_timm_config,
+    writer=Writer(config=_timm_config),
   ),
 )

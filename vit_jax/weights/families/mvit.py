@@ -5,7 +5,7 @@ import re
 
 from vit_jax.weights import configs, layers
 from vit_jax.weights.families.vit import columns
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, Table, table
 
 
@@ -194,24 +194,21 @@ def _authors_config(fields, image_size, class_names) -> dict:
   return configs.google_config()(fields, image_size, class_names)
 
 
-_format = functools.partial(
-  Format, family='mvit', infer=infer, grid=grid, alike=('class_residual', 'mlp_ratio')
-)
+_format = functools.partial(Format, family='mvit', infer=infer, grid=grid)
+_writer = functools.partial(Writer, alike=('class_residual', 'mlp_ratio'))
 FORMATS = (
   _format(
-    'timm',
+    name='timm',
     marker=r'stages\.0\.blocks\.0\.attn\.pool_q\.weight',
     rules=_timm_rules,
     facts=configs.timm(_timm_fields, **_FIXED),
-    config=_timm_config,
-    write_rules=_write_timm,
+    writer=_writer(config=_timm_config, rules=_write_timm),
   ),
   _format(
-    'authors',
+    name='authors',
     marker=r'blocks\.0\.attn\.pool_q\.weight',
     rules=lambda arrays, facts: authors(heads_of(arrays, 'blocks.{}.attn')),
     facts=configs.google(),
-    config=_authors_config,
-    write_rules=_write_authors,
+    writer=_writer(config=_authors_config, rules=_write_authors),
   ),
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.weights import configs, layers, rename
 from vit_jax.weights.families.vit import columns
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Table, below, table, with_bare
 
 _BLOCK, _TIMM = 'stage{s+1}_block_{i}', 'layer{s+1}.{i}'
@@ -81,6 +81,10 @@ def _hf(block: str) -> Table:
   return table(below(hf_bare(block), 'resnet.'), layers.dense('classifier.1', 'head'))
 
 
+def _hf_written(flat, fields) -> Table:
+  return _hf(fields['block'])
+
+
 def _hf_rules(arrays, facts) -> Table:
   block = 'bottleneck' if any('.layer.2.' in name for name in arrays) else 'basic'
   configs.require(facts.fields, {'block': block}, 'layer_type')
@@ -126,7 +130,12 @@ def _timm_fields(args: dict, name: str) -> dict:
   return {k: args.pop(k) for k in ('output_stride',) if k in args}
 
 
+# Strides and dilations stand in the second convolution of a block: no format has others.
+_ORDER = dict(stride_first=(False,), dilate_first=(False,))
+
+
 def _timm_config(fields, image_size, class_names) -> dict:
+  configs.need(fields, 'timm', **_ORDER)
   if len(fields['depths']) != 4:
     raise ValueError(f'a ResNet of timm has 4 stages, not depths={fields["depths"]}')
   basic, args = fields['block'] == 'basic', {'layers': list(fields['depths'])}
@@ -165,7 +174,7 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 
 def _hf_config(fields, image_size, class_names) -> dict:
   strides = tuple(4 << s for s in range(len(fields['depths']) - 1, 6))
-  plain = dict(deep_stem=(None,), avg_down=(False,))
+  plain = dict(deep_stem=(None,), avg_down=(False,), **_ORDER)
   if fields['block'] == 'bottleneck':
     plain['narrow'] = (None,)
   configs.need(fields, 'transformers', output_stride=strides, **plain)
@@ -180,27 +189,24 @@ def _hf_config(fields, image_size, class_names) -> dict:
   return configs.hf_config('ResNet', 'resnet', args, fields, image_size, class_names)
 
 
-_format = functools.partial(
-  Format, family='resnet', infer=infer, alike=('output_stride',)
-)
+_format = functools.partial(Format, family='resnet', infer=infer)
+_writer = functools.partial(Writer, alike=('output_stride',))
 FORMATS = (
   _format(
-    'timm',
+    name='timm',
     marker=r'layer1\.0\.conv2\.weight',
     rules=_timm_rules,
     facts=configs.timm(_timm_fields, global_pool='avg', act_layer='relu'),
     tells=lambda arrays: {'avg_down': any(re.fullmatch(_AVERAGES, n) for n in arrays)},
-    config=_timm_config,
-    write_rules=_timm_written,
-    buffers=_counts(_timm_written),
+    writer=_writer(
+      config=_timm_config, rules=_timm_written, buffers=_counts(_timm_written)
+    ),
   ),
   _format(
-    'hf',
+    name='hf',
     marker=r'(resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.1\.convolution\.weight',
     rules=_hf_rules,
     facts=_hf_facts,
-    config=_hf_config,
-    write_rules=lambda flat, fields: _hf(fields['block']),
-    buffers=_counts(lambda flat, fields: _hf(fields['block'])),
+    writer=_writer(config=_hf_config, rules=_hf_written, buffers=_counts(_hf_written)),
   ),
 )

@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import columns
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, Table, below, respelled, table
 
 _TABLE = '/relative_positions/table'
@@ -210,6 +210,10 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 # -- configs ---------------------------------------------------------------------------
 
 
+# Fields that neither timm nor transformers has.
+_PLAIN = dict(shift=(0.5,), map_norms=(False,))
+
+
 def check_plain(fields: dict, format: str, one_window: bool) -> None:
   """Raises ValueError for patches and windows that a format lacks."""
   for key in ('patch_size', *(['windows'] if one_window else ())):
@@ -303,6 +307,7 @@ def _timm_fields(args: dict, name: str) -> dict:
 
 def _timm_config(fields, image_size, class_names) -> dict:
   second, sides = fields['version'] == 2, fields['windows']
+  configs.need(fields, 'timm', act=('gelu_erf',), **_PLAIN)
   check_plain(fields, 'timm', one_window=second)
   check_borders(fields, image_size, ('shift_pad',), 'timm')
   patch = fields['patch_size'][0]
@@ -345,6 +350,7 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 
 
 def _hf_config(fields, image_size, class_names) -> dict:
+  configs.need(fields, 'transformers', **_PLAIN)
   check_plain(fields, 'transformers', one_window=True)
   second, side = fields['version'] == 2, fields['windows'][0]
   borders = ('pad_shift', 'pad_shift_twice')
@@ -388,26 +394,24 @@ def _indices(flat: dict, fields: dict) -> dict[str, np.ndarray]:
   return arrays
 
 
-_format = functools.partial(
-  Format, family='swin', infer=infer, grid=grid, alike=('borders', 'mlp_ratio')
-)
+_format = functools.partial(Format, family='swin', infer=infer, grid=grid)
+_writer = functools.partial(Writer, alike=('borders', 'mlp_ratio'))
 FORMATS = (
   _format(
-    'timm',
+    name='timm',
     marker=r'layers\.0\.blocks\.0\.attn\.(relative_position_bias_table|logit_scale)',
     rules=_timm_rules,
     facts=configs.timm(_timm_fields, **_ONLY),
-    config=_timm_config,
-    write_rules=lambda flat, fields: timm(our_stages(flat)),
+    writer=_writer(
+      config=_timm_config, rules=lambda flat, fields: timm(our_stages(flat))
+    ),
   ),
   _format(
-    'hf',
+    name='hf',
     marker=r'(swin(v2)?\.)?encoder\.layers\.0\.blocks\.0\.attention\..*'
     r'(relative_position_bias_table|logit_scale)',
     rules=_hf_rules,
     facts=_hf_facts,
-    config=_hf_config,
-    write_rules=_write_hf,
-    buffers=_indices,
+    writer=_writer(config=_hf_config, rules=_write_hf, buffers=_indices),
   ),
 )

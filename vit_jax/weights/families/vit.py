@@ -12,7 +12,7 @@ from vit_jax.models import timm as timm_names
 from vit_jax.models import vit
 from vit_jax.weights import configs, layers, timm_options
 from vit_jax.weights import transforms as t
-from vit_jax.weights.formats import Format
+from vit_jax.weights.formats import TRAINING, Format, Writer
 from vit_jax.weights.rename import Rule, Table, table
 
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
@@ -212,6 +212,10 @@ def _google_config(fields, image_size, class_names) -> dict:
   if fields['classifier'] not in ('distilled', 'map'):  # the same arrays
     published['classifier'] = 'token' if vit.has_cls(fields) else 'gap'
   return configs.google_config(**published)(fields, image_size, class_names)
+
+
+def _google_written(flat: dict, fields: dict) -> Table:
+  return BIG_VISION if fields['posemb_tokens'] == 'patches' else GOOGLE
 
 
 _RESNET = 'patch_embed.backbone'
@@ -433,16 +437,20 @@ def _timm_config(fields, image_size, class_names) -> dict:
   return configs.timm_config(name, pool, size | args, fields, image_size, class_names)
 
 
+_HYBRID = ('patch_size', 'width', 'num_heads', 'mlp_dim', 'classifier', 'posemb_tokens')
+
+
 def _timm_hybrid(fields) -> tuple[str, str, dict]:
   one = dict(posemb=('learn', 'none'), classifier=('token', 'gap', 'map'))
   configs.need(fields, 'timm', **one, layer_scale=(None,))
+  told = {*_HYBRID, *one, 'act', 'depth', 'num_classes', 'stem_blocks', 'stem_width'}
+  configs.need_defaults(fields, 'timm', 'vit', told | TRAINING)
   architecture = _HYBRIDS.get(tuple(fields['stem_blocks']))
   if architecture is None or fields['stem_width'] != 64:
     shape = f'stem_blocks={fields["stem_blocks"]}, stem_width={fields["stem_width"]}'
     raise ValueError(f'timm has hybrids {list(_HYBRIDS)} of width 64, not {shape}')
-  keys = ('patch_size', 'width', 'num_heads', 'mlp_dim', 'classifier', 'posemb_tokens')
   args = timm_options.plain(
-    {key: fields[key] for key in (*keys, 'act', 'depth', 'posemb')}
+    {key: fields[key] for key in (*_HYBRID, 'act', 'depth', 'posemb')}
   )
   args['fc_norm'] = False  # norm, then the mean; by default timm has them the other way
   return architecture, args['global_pool'], args
@@ -480,34 +488,30 @@ def _timm_written(flat: dict, fields: dict) -> Table:
 _format = functools.partial(Format, family='vit', grid=grid)
 FORMATS = (
   _format(
-    'big_vision',
+    name='big_vision',
     marker=r'pos_embedding',
     rules=BIG_VISION,
     infer=infer_google,
     facts=configs.google(act='gelu_tanh'),
-    positions=_big_vision_positions,
+    conclude=_big_vision_positions,
   ),
   _format(
-    'google',
+    name='google',
     marker=r'Transformer/.+',
     rules=GOOGLE,
     infer=infer_google,
     facts=configs.google(act='gelu_tanh'),
-    config=_google_config,
-    write_rules=lambda flat, fields: (
-      BIG_VISION if fields['posemb_tokens'] == 'patches' else GOOGLE
-    ),
+    writer=Writer(config=_google_config, rules=_google_written),
   ),
   _format(
-    'timm',
+    name='timm',
     marker=r'blocks\.0\.(attn\.(qkv|q_proj)|attns\.0\.attn\.qkv|in_proj)\.weight',
     rules=_timm_rules,
     infer=infer,
     facts=configs.timm(_timm_fields),
-    positions=_timm_positions,
+    conclude=_timm_positions,
     resize=lambda fields: 'bicubic',
-    flat_heads=True,
-    config=_timm_config,
-    write_rules=_timm_written,
+    needs=('num_heads',),
+    writer=Writer(config=_timm_config, rules=_timm_written),
   ),
 )

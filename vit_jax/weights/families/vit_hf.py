@@ -6,6 +6,7 @@ activation, epsilon nor rotary positions, so the config comes first; where it co
 the arrays, the file is refused.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from vit_jax.weights import transforms as t
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import vit
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
-from vit_jax.weights.formats import TRAINING, Format
+from vit_jax.weights.formats import TRAINING, Format, Writer
 from vit_jax.weights.rename import Arrays, Rule, Table, respelled, table, with_bare
 
 # -- keys of configs and fields -------------------------------------------------------
@@ -335,7 +336,6 @@ def _class_of(fields: dict) -> tuple[str, str, dict]:
 
 
 def _config(fields: dict, image_size: tuple[int, int], class_names) -> dict:
-  fields = {key: fields[key] for key in fields}  # every one of them is looked at
   name, suffix, args = _class_of(fields)
   kind, classes = KINDS[name], fields['num_classes']
   if kind.square and image_size[0] != image_size[1]:
@@ -369,8 +369,8 @@ def _typed(*kinds: str) -> Callable[[dict, str], bool]:
 # Arrays of decoders, and of what stands beside an image tower.
 _IGNORED = r'(decoder|lm_head|text_model|text_projection)\..*|logit_(scale|bias)'
 _FORMAT = Format(
-  'hf',
-  'vit',
+  name='hf',
+  family='vit',
   marker='.+',
   when=_typed(*KINDS, *_WHOLE),
   ignored=_IGNORED,
@@ -378,24 +378,33 @@ _FORMAT = Format(
   infer=vit.infer,
   facts=facts,
   grid=vit.grid,
-  positions=_head,
+  conclude=_head,
   # Only DINOv2 with registers antialiases.
   resize=lambda f: 'bicubic' if f.get('posemb_tokens') == 'cls' else 'bicubic_plain',
-  flat_heads=True,
+  needs=('num_heads',),
 )
 FORMATS = (
-  _FORMAT._replace(  # SigLIP's classifiers, which do not read the tower's pooling
+  # SigLIP's classifiers, which do not read the tower's pooling.
+  dataclasses.replace(
+    _FORMAT,
     marker=r'classifier\.weight',
     when=_typed('siglip'),
     ignored=rf'{_IGNORED}|vision_model\.head\..*',
   ),
-  _FORMAT._replace(
-    when=_typed('siglip2', _NAFLEX), resize=lambda fields: 'bilinear_antialias'
+  dataclasses.replace(
+    _FORMAT,
+    when=_typed('siglip2', _NAFLEX),
+    resize=lambda fields: 'bilinear_antialias',
   ),
-  _FORMAT._replace(
-    config=_config, write_rules=_write_rules, buffers=_mask_token, alike=_ALIKE
+  dataclasses.replace(
+    _FORMAT,
+    writer=Writer(
+      config=_config, rules=_write_rules, buffers=_mask_token, alike=_ALIKE
+    ),
   ),
-  _FORMAT._replace(  # without a model_type
+  # Files without a model_type.
+  dataclasses.replace(
+    _FORMAT,
     marker=r'(vit\.)?(encoder\.layer|layers)\.0\.layernorm_before\..+',
     when=lambda config, file: True,
   ),

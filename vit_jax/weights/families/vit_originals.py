@@ -19,7 +19,7 @@ from vit_jax.weights import transforms as t
 from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.families import vit
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
-from vit_jax.weights.formats import Fields, Format
+from vit_jax.weights.formats import TRAINING, Fields, Format, Writer
 from vit_jax.weights.rename import Arrays, Rule, Table, below, respelled, table
 
 # -- what published names tell ----------------------------------------------------------
@@ -87,12 +87,6 @@ def _unmasked(heads: int) -> t.Transform:
   )
 
 
-def _check_mask(x) -> tuple:
-  if not np.array_equal(x.reshape(3, -1), np.ones((3, x.size // 3)) * [[1], [0], [1]]):
-    raise ValueError('it hides other biases than those of the keys')
-  return ()
-
-
 def dino(heads: int, masked: bool) -> Table:
   """DINOv2 and DINOv3, also with blocks in chunks, as they are in training.
 
@@ -102,7 +96,7 @@ def dino(heads: int, masked: bool) -> Table:
   qkv = 'blocks.{i}.attn.qkv'
   rules = table(
     Rule(f'{qkv}.bias', bias, _unmasked(heads)) if masked else (),
-    Rule(f'{qkv}.bias_mask', (), t.dropped._replace(load=_check_mask)),
+    Rule(f'{qkv}.bias_mask', (), t.dropped),
     Rule('rope_embed.periods', (), t.dropped),
     Rule('storage_tokens', 'registers'),
     Rule('register_tokens', 'registers'),
@@ -187,8 +181,19 @@ def _infer(flat: Arrays) -> Fields:
   return fields
 
 
-def _dinov3_tells(arrays: Arrays) -> Fields:
-  """Returns the heads, and the base of the periods if it is not the formula's."""
+def _dino_tells(arrays: Arrays) -> Fields:
+  """Returns DINOv3's heads, and the base of its periods if it is not the formula's.
+
+  Raises:
+    ValueError: for a mask that hides other biases than those of the keys.
+  """
+  for name, x in arrays.items():
+    if name.endswith('.qkv.bias_mask'):
+      parts = np.asarray(x).reshape(3, -1)
+      if not (parts == [[1], [0], [1]]).all():
+        raise ValueError(f'{name} hides other biases than those of the keys')
+  if 'rope_embed.periods' not in arrays:
+    return {}
   periods = np.asarray(arrays['rope_embed.periods'], np.float32)
   fields = {'num_heads': arrays['cls_token'].shape[-1] // (4 * len(periods))}
   if not np.allclose(periods, _periods(len(periods)), rtol=1e-6):
@@ -204,6 +209,7 @@ def _eva_tells(arrays: Arrays) -> Fields:
   """Returns the rotary positions: the files hold tables of them."""
   if (table := arrays.get('rope.freqs_cos')) is None:
     return {}
+  table = np.asarray(table, np.float32)
   side = math.isqrt(len(table))
   if abs(table[side, 0] - math.cos(16 / side)) > 1e-3:  # the second row
     raise ValueError('its rotary positions are not scaled to a grid of 16 x 16')
@@ -281,6 +287,9 @@ def _open_clip_config(fields, image_size, class_names) -> dict:
   one = dict(extra_norms=(('tokens',),), patch_bias=(False,), head_bias=(False,))
   one |= dict(act=('quick_gelu', 'gelu_erf'), posemb_tokens=('prefix', 'cls'))
   configs.need(fields, 'open_clip', **one)
+  told = {*one, 'width', 'depth', 'num_heads', 'patch_size', 'mlp_dim', 'norm_eps'}
+  told |= {'layer_scale', 'num_classes'}
+  configs.need_defaults(fields, 'open_clip', 'vit', told | TRAINING)
   width = fields['width']
   vision = {
     'image_size': configs.one(image_size),
@@ -335,8 +344,8 @@ def _with_heads(rules: Callable[[int], Table]):
 
 _format = functools.partial(
   Format,
-  'authors',
-  'vit',
+  name='authors',
+  family='vit',
   infer=_infer,
   grid=vit.grid,
   needs=('num_heads',),
@@ -350,13 +359,14 @@ _perception = functools.partial(
     facts.fields['num_heads'], facts.fields.get('map_heads', 8)
   ),
 )
-_open_clip_format = lambda **more: _format(
+_open_clip_format = functools.partial(
+  _format,
+  name='open_clip',
   when=lambda config, name: 'open_clip' in config,
   resize=lambda fields: 'bicubic',
   within=r'visual\.',
   facts=_open_clip,
-  **more,
-)._replace(name='open_clip')
+)
 _pe_facts = functools.partial(
   _facts, _HALF_LEVELS | _SQUASHED, norm_eps=1e-5, rope='pe'
 )
@@ -366,7 +376,7 @@ FORMATS = (
     within=r'backbone\.',
     ignored=r'mask_token|(local_cls_norm|projectors)\..*',
     rules=_dino_rules,
-    tells=_dinov3_tells,
+    tells=_dino_tells,
     facts=_facts(_SQUASHED, (256, 256), norm_eps=1e-5, rope='dinov3'),
   ),
   _format(  # DINOv2; writes DINOv3 and CLIP too
@@ -374,11 +384,10 @@ FORMATS = (
     within=r'backbone\.',
     ignored='mask_token',
     rules=_dino_rules,
+    tells=_dino_tells,
     facts=_facts(_CROPPED),
     resize=lambda fields: 'bicubic' if fields.get('registers') else 'bicubic_offset',
-    config=_config,
-    write_rules=_write_rules,
-    buffers=_buffers,
+    writer=Writer(config=_config, rules=_write_rules, buffers=_buffers),
   ),
   _perception(  # core models, with attention pooling
     marker=r'visual\.attn_pool\.probe',
@@ -393,12 +402,13 @@ FORMATS = (
   _open_clip_format(
     marker=_RESBLOCKS,
     rules=_with_heads(clip),
-    config=_open_clip_config,
-    write_rules=_write_rules,
+    writer=Writer(config=_open_clip_config, rules=_write_rules),
   ),
   _open_clip_format(
-    marker=r'visual\.trunk\.blocks\.0\.attn\.qkv\.weight', rules=_with_heads(trunk)
-  )._replace(infer=vit.infer),
+    marker=r'visual\.trunk\.blocks\.0\.attn\.qkv\.weight',
+    rules=_with_heads(trunk),
+    infer=vit.infer,
+  ),
   _format(  # OpenAI
     marker=_RESBLOCKS,
     within=r'visual\.',
@@ -434,8 +444,8 @@ FORMATS = (
     facts=_facts(_CROPPED),
   ),
   Format(  # the image tower of big_vision's two
-    'big_vision',
-    'vit',
+    name='big_vision',
+    family='vit',
     marker=r'img/Transformer/.*',
     within='img/',
     rules=vit.BIG_VISION,
