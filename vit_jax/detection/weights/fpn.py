@@ -119,7 +119,7 @@ def _args(fields: dict) -> dict:
 
 
 def _fpn_config(fields, image_size, class_names) -> dict:
-  configs.need(fields, 'detectron2', backbone=(None,))
+  configs.need(fields, 'detectron2', backbone=(None,), stride=(4,))
   args = {'in_channels': list(fields['in_channels']), **_args(fields)}
   args |= {'fuse_type': 'sum', 'top_block': fields['extra_level']}
   return {'architecture': 'FPN', 'model_args': args}

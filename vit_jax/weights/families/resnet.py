@@ -140,10 +140,11 @@ def _timm_config(fields, image_size, class_names) -> dict:
     raise ValueError(f'a ResNet of timm has 4 stages, not depths={fields["depths"]}')
   basic, args = fields['block'] == 'basic', {'layers': list(fields['depths'])}
   args['channels'] = [width // (1 if basic else 4) for width in fields['widths']]
-  if not basic and fields['narrow']:
-    ratio = {n / m for n, m in zip(fields['narrow'], args['channels'], strict=True)}
+  narrow = fields['narrow']
+  if not basic and narrow:
+    ratio = {n / m for n, m in zip(narrow, args['channels'], strict=True)}
     if len(ratio) > 1 or 64 * min(ratio) % 1:
-      raise ValueError(f'timm cannot express narrow={fields["narrow"]}')
+      raise ValueError(f'timm cannot express narrow={narrow}')
     args['base_width'] = int(64 * min(ratio))
   if fields['deep_stem']:
     half = fields['stem_width'] // 2
@@ -174,9 +175,7 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 
 def _hf_config(fields, image_size, class_names) -> dict:
   strides = tuple(4 << s for s in range(len(fields['depths']) - 1, 6))
-  plain = dict(deep_stem=(None,), avg_down=(False,), **_ORDER)
-  if fields['block'] == 'bottleneck':
-    plain['narrow'] = (None,)
+  plain = dict(deep_stem=(None,), avg_down=(False,), narrow=(None,), **_ORDER)
   configs.need(fields, 'transformers', output_stride=strides, **plain)
   args = {
     'embedding_size': fields['stem_width'],

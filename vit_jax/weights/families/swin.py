@@ -230,8 +230,9 @@ def arguments(fields: dict) -> dict:
     'num_heads': list(fields['num_heads']),
     'mlp_ratio': fields['mlp_ratio'],
   }
-  if fields['version'] == 2 and fields['pretrained_windows']:
-    args['pretrained_window_sizes'] = list(fields['pretrained_windows'])
+  pretrained = fields['pretrained_windows']
+  if fields['version'] == 2 and pretrained:
+    args['pretrained_window_sizes'] = list(pretrained)
   return args
 
 
