@@ -57,6 +57,7 @@ def setters() -> str:
 
 def by_position() -> set[tuple[str, str]]:
   """Returns the (op, argument) that a pipeline of a recipe or page gives by position."""
+  registry.parse('decode')  # Imports the modules that register ops.
   given = set()
   for name, text in re.findall(r'(\w+)\(([^()|]*)\)', setters()):
     if name in registry.OPS:
