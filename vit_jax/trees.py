@@ -14,7 +14,8 @@ import jax
 from vit_jax.errors import UserError
 
 Rules = Iterable[tuple[str, Any]]
-STATS = 'batch_stats'  # the collection of batch norms' running statistics
+# The collection with the running statistics of batch norms.
+STATS = 'batch_stats'
 
 
 def name_of(path) -> str:
@@ -40,23 +41,23 @@ def unflatten(flat: dict[str, Any]) -> dict:
 
 
 def flatten_variables(variables: dict) -> dict[str, Any]:
-  """Returns {name: leaf} of a model's variables, whose collections are nested dicts.
+  """Flattens the variables of a model, whose collections are nested dicts: {name: leaf}.
 
-  Parameters have their own names, 'a/b/kernel'; batch statistics are 'batch_stats/a/b/mean'.
+  Parameters keep their names, 'a/b/kernel'. Batch statistics are 'batch_stats/a/b/mean'.
   """
   stats = {STATS: x} if (x := variables.get(STATS)) else {}
   return flatten(variables['params']) | flatten(stats)
 
 
 def unflatten_variables(flat: dict[str, Any]) -> dict:
-  """Returns the collections {'params': ...} of `named` leaves, the inverse of `named`."""
+  """Returns the collections {'params': ...}, the inverse of `flatten_variables`."""
   params = {name: x for name, x in flat.items() if not is_statistic(name)}
   stats = {name: x for name, x in flat.items() if is_statistic(name)}
   return {'params': unflatten(params), **unflatten(stats)}
 
 
 def is_statistic(name: str) -> bool:
-  """Whether a name of `named` is that of a batch statistic, not of a parameter."""
+  """Whether a name of `flatten_variables` is a batch statistic and not a parameter."""
   return name.startswith(f'{STATS}/')
 
 
@@ -82,13 +83,13 @@ def first_match(rules: Rules, name: str) -> Any:
 
 
 def select(rules: Rules, tree):
-  """Returns a tree like `tree` with the values of `rules` for leaves."""
+  """Returns a tree like `tree`, whose leaves are the values of the rules that match."""
   rules = list(rules)
   return map_named(lambda name, _: first_match(rules, name), tree)
 
 
 def partition(tree: dict, rules: Rules) -> tuple[dict, dict]:
-  """Splits a tree into the leaves to which `rules` give a true value, and the rest."""
+  """Splits a tree into the leaves for which the rules have a true value, and the rest."""
   chosen, rest = {}, {}
   for name, leaf in flatten(tree).items():
     (chosen if first_match(rules, name) else rest)[name] = leaf
@@ -96,7 +97,7 @@ def partition(tree: dict, rules: Rules) -> tuple[dict, dict]:
 
 
 def combine(a: dict, b: dict) -> dict:
-  """Joins nested dicts that have no leaf's name in common."""
+  """Joins two nested dicts that have no leaf of the same name."""
   both = dict(a)
   for key, value in b.items():
     both[key] = combine(a[key], value) if key in a else value

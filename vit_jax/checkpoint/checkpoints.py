@@ -1,18 +1,18 @@
-"""Checkpoints that are checked: a fingerprint per leaf, and a way back to older ones.
+"""Verified checkpoints: a fingerprint per leaf, and a fallback to older steps.
 
-One step is one folder, `<directory>/<step>`, with the items `params`, `ema` and
-`batch_stats` (if the state has them), `train` (all other fields of the state) and `meta`.
-Orbax (see `storage`) does not notice flipped bits or a changed dtype, and does not fall
-back to an older step: that is here.
+A step is a folder, `<directory>/<step>`, with the items `params`, `ema` and `batch_stats`
+(if the state has them), `train` (all other fields of the state) and `meta`. Orbax, which
+writes and reads them (see `storage`), does not notice flipped bits or a changed dtype, and
+does not fall back to an older step. This module does.
 
-`meta` is JSON under a checksum of its own, `{'sha256', 'body'}`. The body, a manifest,
-holds `step`, `leaves` ({name: [shape, dtype, fingerprint]}), `metrics`, and `meta`, the
-caller's dict. Leaves have path names, so that no container type of an optimizer is part
-of the format.
+`meta` is JSON with a checksum, `{'sha256', 'body'}`. The body, called the manifest, holds
+`step`, `leaves` ({name: [shape, dtype, fingerprint]}), `metrics`, and `meta`, the caller's
+dict. Leaves are named by their paths, so that no container type of an optimizer is part of
+the format.
 
-Frozen parameters are described in the manifest and not stored. The caller that restores
-passes them, read again from the weights that the run started from, and gets an error
-unless every bit is as it was. To read the parameters of any run:
+Frozen parameters are described in the manifest and not stored. Whoever restores a state reads
+them again from the weights that the run started from, and passes them here. An error is
+raised unless every bit is as it was. To read the parameters of any run:
 
   saved = Checkpoints(folder)
   frozen = read_weights() if saved.list_frozen() else {}  # {name: array}, maybe of more
@@ -39,21 +39,23 @@ from vit_jax.checkpoint.fingerprint import fingerprints, survey
 from vit_jax.checkpoint.storage import Damaged, Storage, together
 from vit_jax.errors import NoUsableCheckpoint, Unreachable, UserError
 
-FROZEN = 'frozen/'  # prefix of leaves that are described and not stored
+# Prefix of leaves that are described and not stored.
+FROZEN = 'frozen/'
 
 
 class Checkpoints(Storage):
   """The checkpoints of one run. Call `close` at the end, also after an error.
 
   Args:
-    directory: a folder on a local or mounted file system, or gs://BUCKET/PATH; made at
-      the first save.
-    every: steps between two saves, for the caller, which decides when to save.
-    keep_latest: number of newest steps to keep; at least 2 leave one to fall back to.
-    keep_every: multiples of this many steps are kept for good; None: none are.
-    best: name of a metric: the step where it was best is kept. A step saved without that
-      metric, or with a non-finite one, is never the best.
-    larger_is_better: of that metric.
+    directory: a folder on a local or mounted file system, or gs://BUCKET/PATH. It is made
+      at the first save.
+    every: steps between two saves. The caller decides when to save, and reads it here.
+    keep_latest: number of newest steps to keep. With 2 or more there is one to fall back to.
+    keep_every: steps that are multiples of this number are kept for good; None: no such
+      steps.
+    best: name of a metric. The step where it was best is kept. A step that was saved
+      without that metric, or with a non-finite one, is never the best.
+    larger_is_better: whether larger values of that metric are better.
 
   Raises:
     UserError: for a number below 1, or a URL of another kind as directory.
@@ -74,7 +76,8 @@ class Checkpoints(Storage):
     super().__init__(path, keep_latest, keep_every, self._best)
     self.every, self.best = every, best
     self._sign = 1 if larger_is_better else -1
-    self._scores: dict[int, float] | None = None  # step -> larger is better
+    # {step: score}, where larger is better; None until they are read.
+    self._scores: dict[int, float] | None = None
 
   def latest(self) -> int | None:
     """Returns the newest complete step, or None."""
@@ -85,8 +88,9 @@ class Checkpoints(Storage):
     return self._best(self.steps())
 
   def _best(self, steps: Sequence[int]) -> int | None:
-    """Returns the one of `steps` with the best finite metric; ties go to the last."""
-    if self._scores is None:  # a resumed run: the metrics of the saved steps
+    """Returns the step of `steps` with the best finite metric; of ties the last."""
+    if self._scores is None:
+      # Read the metrics of the steps that were saved before the run was resumed.
       self._scores = {}
       for step in self.steps() if self.best else ():
         with contextlib.suppress(Damaged):
@@ -111,16 +115,17 @@ class Checkpoints(Storage):
       state: a dataclass pytree with the fields `step` (integer scalar), `params`,
         `frozen` (nested dicts like params, not stored), `ema` (a tree like params, or
         None), `batch_stats` (nested dicts, may be empty) and any others.
-      meta: JSON-serialisable; comes back from `restore` (tuples as lists).
-      metrics: name -> number, see `best`.
+      meta: a JSON-serialisable dict, which `restore` returns (with lists for tuples).
+      metrics: {name: number}, see `best`.
 
     Returns:
-      True if this step is on disk, or will be once the save completes. False if it
-      holds a non-finite number (reported on stderr): a poisoned state never pushes out
-      a good one.
+      True if this step is on disk, or will be once the save completes. False if the state
+      holds a non-finite number: it is reported on stderr and not saved, so that it cannot
+      replace a good one.
 
     Raises:
-      DiskFull: now, or because the previous save failed. Older steps are intact.
+      DiskFull: if the disk is full now, or was full during the previous save. Older steps
+        are intact.
     """
     flat = _flatten_items(_items(state))
     prints, bad = survey(flat)
@@ -141,7 +146,8 @@ class Checkpoints(Storage):
       'metrics': {name: float(value) for name, value in (metrics or {}).items()},
     }
     sealed = {'sha256': _sha256(body), 'body': body}
-    self._best(())  # reads the metrics of older steps
+    # Reads the metrics of older steps.
+    self._best(())
     self._score(body)
     stored = {name: x for name, x in flat.items() if not name.startswith(FROZEN)}
     self.write(step, trees.unflatten(stored), sealed)
@@ -151,7 +157,7 @@ class Checkpoints(Storage):
     return self
 
   def __exit__(self, kind, *_):
-    """Closes; after an outage, without waiting for a save to the bucket to complete."""
+    """Closes the storage. After an outage, does not wait for a save to the bucket."""
     if kind and issubclass(kind, Unreachable) and files.is_url(self.directory):
       self.abandon()
     else:
@@ -160,24 +166,24 @@ class Checkpoints(Storage):
   # -- restoring --------------------------------------------------------------------
 
   def restore(self, abstract, frozen: dict | None = None) -> tuple[Any, dict] | None:
-    """Returns `(state, meta)` of the newest step whose every bit is as it was saved.
+    """Returns `(state, meta)` of the newest step that is bit for bit as it was saved.
 
-    A damaged step is reported in one line on stderr and, once an older one has been
-    restored, renamed to `<step>.corrupt`. Nothing is ever deleted.
+    A damaged step is reported in one line on stderr. Once an older one has been restored,
+    the damaged step is renamed to `<step>.corrupt`. Nothing is ever deleted.
 
     Args:
-      abstract: the state with `jax.ShapeDtypeStruct` leaves that carry the shardings
-        to restore to: any mesh, not only the one that saved.
-      frozen: name -> array, at least of the parameters in `abstract.frozen`.
+      abstract: the state, whose leaves are `jax.ShapeDtypeStruct` with the shardings to
+        restore to. The mesh need not be the one that saved.
+      frozen: {name: array} of the parameters in `abstract.frozen`, and maybe others.
 
     Returns:
-      None if no step was ever completed here.
+      `(state, meta)`, or None if no step was ever completed here.
 
     Raises:
-      UserError: names, shapes or dtypes saved differ from `abstract`: the run was
-        configured otherwise; or bits of `frozen` differ. Nothing is renamed.
-      NoUsableCheckpoint: there are checkpoints, all damaged. They keep their names,
-        so that the next start says the same instead of starting over.
+      UserError: if the saved names, shapes or dtypes differ from `abstract`, because the run
+        had another config, or if bits of `frozen` differ. Nothing is renamed.
+      NoUsableCheckpoint: if all checkpoints are damaged. They keep their names, so that the
+        next start reports the same instead of starting over.
     """
     loaded = self._load(_items(abstract), frozen or {})
     if loaded is None:
@@ -192,16 +198,15 @@ class Checkpoints(Storage):
     return dataclasses.replace(abstract, **items, **train), body['meta']
 
   def check(self, abstract, frozen: dict | None = None) -> None:
-    """Refuses, as `restore` would, a state of another structure or other frozen bits.
+    """Raises the UserError that `restore` would raise, without reading arrays.
 
-    It reads no arrays, and finds no damage.
-
-    Raises:
-      UserError: as `restore`.
+    It compares the structure of the state, and the bits of the frozen parameters. It does
+    not find damage.
     """
     bound = math.inf
     while (bound := self._newest_below(bound)) >= 0:
-      with contextlib.suppress(Damaged):  # left to `restore`
+      # `restore` reports damage.
+      with contextlib.suppress(Damaged):
         body, named = self.manifest(bound), _flatten_items(_items(abstract))
         self._check_leaves(body, body['leaves'], named)
         self._check_frozen(body, _add_shardings(named), frozen or {})
@@ -220,27 +225,29 @@ class Checkpoints(Storage):
     ema: bool = False,
     step: int | str | None = None,
   ) -> tuple[dict, dict]:
-    """Returns `(variables, meta)`; neither the optimizer nor anything else is read.
+    """Returns `(variables, meta)`, without reading the optimizer or anything else.
 
-    Only reads: safe in the folder of a run at work.
+    It writes nothing, so it is safe in the folder of a run at work.
 
     Args:
       abstract: {'params': ...} and maybe 'batch_stats', nested dicts of
-        `jax.ShapeDtypeStruct`, see `restore`; a leaf without sharding goes to one device.
-        Without the parameters that `list_frozen()` names, only trained ones are returned.
-      frozen: name -> array, at least of the parameters that `list_frozen()` names.
-      ema: the averaged parameters in place of the last ones.
-      step: a step, 'best' (see `best`), or None: the newest that is not damaged.
+        `jax.ShapeDtypeStruct`, see `restore`. A leaf without sharding goes to one device.
+        If the parameters that `list_frozen()` names are left out, only the trained ones are
+        returned.
+      frozen: {name: array} of the parameters that `list_frozen()` names, and maybe others.
+      ema: whether to return the averaged parameters instead of the last ones.
+      step: a step, 'best' (see `best`), or None for the newest step that is not damaged.
 
     Raises:
-      UserError: no such step, no EMA saved, another structure than `abstract`, or other
-        bits in `frozen`.
-      NoUsableCheckpoint: the step is damaged.
+      UserError: if there is no such step or no EMA, or if the structure differs from
+        `abstract` or bits from `frozen`.
+      NoUsableCheckpoint: if the step is damaged.
     """
     item = 'ema' if ema else 'params'
     stats = {trees.STATS: x} if (x := abstract.get(trees.STATS)) else {}
     items = {item: abstract['params'], **stats}
-    if ema:  # which averages the statistics as well
+    if ema:
+      # The EMA averages the statistics too.
       items = {item: abstract['params'] | stats}
     items, body, damaged = self._load(items, frozen or {}, self._find(step))
     for bad, why in damaged.items():
@@ -253,16 +260,16 @@ class Checkpoints(Storage):
     return {'params': params, **items}, body['meta']
 
   def list_frozen(self, step: int | str | None = None) -> list[str]:
-    """Returns the names of the parameters that a run did not train; see the module.
+    """Returns the names of the parameters that the run did not train.
 
-    Raises: as `meta`.
+    Raises the same errors as `meta`.
     """
     return _strip_frozen(self._body(step)['leaves'])
 
   def meta(self, step: int | str | None = None) -> dict:
-    """Returns the dict saved with `step`; None: with the newest where it is readable.
+    """Returns the dict that was saved with `step`, or with the newest readable step if None.
 
-    Raises: as `restore_params`.
+    Raises the same errors as `restore_params`.
     """
     return self._body(step)['meta']
 
@@ -270,7 +277,7 @@ class Checkpoints(Storage):
     """Returns the manifest of a step, see the module.
 
     Raises:
-      Damaged: it is not as it was saved, or of another step.
+      Damaged: if it is not as it was saved, or belongs to another step.
     """
     sealed = self.read(step)['meta']
     try:
@@ -280,7 +287,7 @@ class Checkpoints(Storage):
     if _sha256(body) != expected:
       raise Damaged('checksum mismatch in meta')
     if body['step'] != step:
-      raise Damaged(f'its meta is of step {body["step"]}')
+      raise Damaged(f'its meta belongs to step {body["step"]}')
     return body
 
   def _body(self, step) -> dict:
@@ -307,9 +314,10 @@ class Checkpoints(Storage):
     return step
 
   def _load(self, items, frozen: dict, step: int | None = None):
-    """Returns (items, body, {step: why it is damaged}) of `step`, or of the newest intact.
+    """Loads `step`, or the newest intact step if None.
 
-    None where no step was ever completed.
+    Returns:
+      (items, manifest, {damaged step: reason}), or None if no step was ever completed.
     """
     damaged = {}
     bound = math.inf if step is None else step + 1
@@ -335,22 +343,24 @@ class Checkpoints(Storage):
     return distributed.broadcast_first(max(below, default=-1))
 
   def _read(self, step: int, items: dict, frozen: dict) -> tuple[dict, dict]:
-    """Returns `(items, body)`: the arrays of a step, every bit checked, and its manifest.
+    """Reads the arrays of a step, checks every bit, and returns `(items, manifest)`.
 
     Args:
-      items: {item: tree of `jax.ShapeDtypeStruct`}. Without the item 'train' the first is
-        a tree of parameters; those that the run did not train come back as 'frozen'.
-      frozen: name -> array, at least of the parameters that the run did not train.
+      items: {item: tree of `jax.ShapeDtypeStruct`}. If there is no item 'train', the first
+        item is a tree of parameters, and the result has the item 'frozen' with those that
+        the run did not train.
+      frozen: {name: array} of the parameters that the run did not train, and maybe others.
 
     Raises:
-      Damaged: the arrays differ from those that were saved.
-      UserError: names, shapes or dtypes differ from `items`, or bits of `frozen` from
+      Damaged: if the arrays differ from those that were saved.
+      UserError: if names, shapes or dtypes differ from `items`, or bits of `frozen` from
         those of the run.
     """
     with together():
       body = self.manifest(step)
     leaves = body['leaves']
-    if 'train' not in items:  # not a state, but its parameters: trained, and frozen
+    if 'train' not in items:
+      # The items are not a state but its parameters, of which some may be frozen.
       item = next(iter(items))
       names = '|'.join(map(re.escape, _strip_frozen(leaves)))
       untrained, trained = trees.partition(items[item], [(names, True), ('.*', False)])
@@ -387,7 +397,7 @@ class Checkpoints(Storage):
       )
 
   def _check_frozen(self, body: dict, placed: dict, frozen: dict) -> dict:
-    """Returns {name: array} of the frozen leaves among `placed`, every bit checked."""
+    """Checks every bit of the frozen leaves of `placed`, and returns them: {name: array}."""
     placed = {name: x for name, x in placed.items() if name.startswith(FROZEN)}
     arrays = {}
     for name, x in placed.items():
@@ -397,8 +407,8 @@ class Checkpoints(Storage):
     prints, leaves = fingerprints(arrays), body['leaves']
     if wrong := [name for name in placed if prints.get(name) != leaves[name][2]]:
       raise UserError(
-        f'Checkpoint step {body["step"]} in {self.directory} holds parameters that were '
-        'trained on top of frozen ones, and those of config.weights.source differ: '
+        f'Checkpoint step {body["step"]} in {self.directory} was trained on top of frozen '
+        'parameters, and those of config.weights.source differ: '
         f'{_and_more(wrong)}. Give the weights that the run started from: '
         'config.weights.source, or weights= (--weights) where the run is loaded.'
       )
@@ -406,7 +416,7 @@ class Checkpoints(Storage):
 
 
 def _items(state) -> dict[str, Any]:
-  """Returns the trees of a state by item: params, frozen, batch_stats, ema, train."""
+  """Splits a state into items: {'params', 'frozen', 'batch_stats', 'ema', 'train'}."""
   fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
   items = {'params': fields.pop('params'), 'frozen': fields.pop('frozen')}
   items |= {key: x for key in ('batch_stats', 'ema') if (x := fields.pop(key))}
@@ -414,14 +424,14 @@ def _items(state) -> dict[str, Any]:
 
 
 def _flatten_items(items: dict[str, Any]) -> dict[str, Any]:
-  """Returns {'item/a/b': leaf}."""
+  """Flattens the trees of items to {'item/a/b': leaf}."""
   flat = trees.flatten(items)
   assert len(flat) == len(jax.tree.leaves(items)), 'two leaves of one name'
   return flat
 
 
 def _add_shardings(named: dict) -> dict:
-  """Returns the leaves with a sharding each: one device where they have none."""
+  """Gives leaves without a sharding that of one device."""
   one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   return {
     name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or one)
@@ -430,17 +440,17 @@ def _add_shardings(named: dict) -> dict:
 
 
 def _strip_frozen(leaves) -> list[str]:
-  """Returns the names that frozen parameters have in the model."""
+  """Returns the frozen ones of some leaves, by their names in the model."""
   return [name.removeprefix(FROZEN) for name in leaves if name.startswith(FROZEN)]
 
 
 def _and_more(names: list[str], shown: int = 1) -> str:
-  """Returns 'a; b and 3 more'."""
+  """Formats names as 'a; b and 3 more'."""
   more = f' and {len(names) - shown} more' if len(names) > shown else ''
   return '; '.join(names[:shown]) + more
 
 
 def _sha256(body) -> str:
-  # Twice through JSON: tuples become lists, keys strings, as they will be when read.
+  # Go through JSON once before, so that tuples become lists and keys strings, as when read.
   body = json.loads(json.dumps(body))
   return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""A number for the bits of an array, the same on any mesh."""
+"""Fingerprints: a number for the bits of an array, the same on any mesh."""
 
 import hashlib
 import json
@@ -13,29 +13,30 @@ from vit_jax import trees
 def fingerprints(tree) -> dict[str, int]:
   """Returns `{'a/b/c': uint32}`, a fingerprint of the bits of every leaf.
 
-  The sum, mod 2^32, over the leaf's 32-bit words of `mix(word ^ index * golden)`,
-  where `mix` is the bijection `lowbias32` of Wellons' hash-prospector (2018) and
-  `golden` Knuth's multiplier 0x9E3779B9. A change within one word is always detected,
-  any other with probability 1 - 2^-32, swapped rows among them. Integer sums commute:
-  the number does not depend on sharding or device count. Computed on the devices, one
-  pass per leaf, one small compilation per shape; nothing is gathered.
+  A fingerprint is the sum, mod 2^32, of `mix(word ^ index * golden)` over the 32-bit words
+  of the leaf. `mix` is the bijection `lowbias32` of Wellons' hash-prospector (2018), and
+  `golden` is Knuth's multiplier 0x9E3779B9. A change within one word is always detected.
+  Any other change, such as swapped rows, is detected with probability 1 - 2^-32. Integer
+  sums commute, so that the number depends neither on the sharding nor on the number of
+  devices. It is computed on the devices in one pass per leaf, with one small compilation per
+  shape, and nothing is gathered.
 
   Args:
-    tree: arrays of any real, integer or boolean dtype of 8 to 64 bits. Types of 8 and
-      16 bits count as one word per element, of 64 bits as two. The index is taken mod
-      2^32: words exactly 2^32 apart could be swapped unseen.
+    tree: arrays of any real, integer or boolean dtype of 8 to 64 bits. Elements of 8 and 16
+      bits count as one word, of 64 bits as two. The index is taken mod 2^32, so that words
+      exactly 2^32 apart could be swapped unseen.
   """
   return survey(trees.flatten(tree))[0]
 
 
 def digest(prints: dict[str, int]) -> str:
-  """Returns the sha256 (hex) of fingerprints: one name for a whole state."""
+  """Returns the sha256 (hexadecimal) of fingerprints, one name for a whole state."""
   return hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
 
 
 def survey(flat: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
   """Returns (fingerprints, number of non-finite elements), both by name."""
-  # All leaves are dispatched before the first result is waited for.
+  # Dispatch all leaves before waiting for the first result.
   sums = jax.device_get({name: _sums(leaf) for name, leaf in flat.items()})
   return (
     {name: int(print_) for name, (print_, _) in sums.items()},
@@ -43,8 +44,8 @@ def survey(flat: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
   )
 
 
-# One variadic reduction rather than two: XLA's CPU backend runs it several times as
-# fast, and other backends read the leaf once.
+# One variadic reduction instead of two: XLA's CPU backend runs it several times as fast, and
+# other backends read the leaf only once.
 @jax.jit
 def _sums(x):
   words, index, stride = _words(x), jnp.uint32(0), 1
@@ -57,7 +58,8 @@ def _sums(x):
   h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
   h ^= h >> 16
   bad = ~jnp.isfinite(x).reshape(x.shape + (1,) * (words.ndim - x.ndim))
-  bad = jnp.broadcast_to(bad, words.shape)  # 64-bit: two words per element
+  # Elements of 64 bits have two words.
+  bad = jnp.broadcast_to(bad, words.shape)
   zero = jnp.uint32(0)
   return jax.lax.reduce(
     (h, bad.astype(jnp.uint32)),

@@ -1,8 +1,9 @@
-"""Steps in a folder, by Orbax: one subfolder each, with an item per tree and JSON `meta`.
+"""Stores steps with Orbax: one subfolder per step, with an item per tree and JSON `meta`.
 
-Orbax writes in the background, commits (by a rename; in a bucket, which has none, by a
-last object), and deletes by preservation policies. Its errors, a dozen types, are
-sorted here: a full disk, a damaged step, or trouble of the machine.
+Orbax writes in the background and commits a step by a rename, or in a bucket, which has
+none, by a last object. It deletes steps by preservation policies. This module sorts its
+errors, of a dozen types, into three kinds: a full disk, a damaged step, or trouble of the
+machine.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from vit_jax import distributed, files
 from vit_jax.errors import DiskFull, RunError, UserError, disk_is_full
 
-# The object that makes a step in a bucket complete (orbax, path/atomicity_types.py).
+# The last object of a complete step in a bucket (orbax, path/atomicity_types.py).
 _COMMIT = 'commit_success.txt'
 
 
@@ -28,10 +29,11 @@ class Damaged(Exception):
 
 
 class _Manager(ocp.CheckpointManager):
-  """Orbax's manager, which does not ask for preemption: `train.process` does.
+  """Orbax's manager without its polls for preemption; `train.process` polls.
 
-  Orbax polls with the step it saves, also from its background thread; a poll with an
-  old number would move the agreed sync point into the past, where nobody stops.
+  Orbax would poll with the number of the step that it saves, even from its background
+  thread. A poll with an old number would move the agreed step into the past, and no process
+  would stop.
   """
 
   def reached_preemption(self, step: int) -> bool:
@@ -39,7 +41,7 @@ class _Manager(ocp.CheckpointManager):
 
 
 class _Best:
-  """Preserves the best step. Orbax's BestN forgets the metrics at a restart."""
+  """A policy that preserves the best step. Orbax's BestN forgets metrics at a restart."""
 
   def __init__(self, best: Callable[[Sequence[int]], int | None]):
     self._best = best
@@ -55,8 +57,9 @@ class Storage:
   Args:
     directory: a path on disk or in a bucket; made at the first `write`.
     latest: number of newest steps to preserve.
-    every: multiples of this many steps are preserved for good; None: none are.
-    best: steps -> the one of them to preserve as the best, or None.
+    every: steps that are multiples of this number are preserved for good; None: no such
+      steps.
+    best: function of some steps that returns the one to preserve as the best, or None.
   """
 
   def __init__(
@@ -72,10 +75,11 @@ class Storage:
       preserved.append(policies.EveryNSteps(every))
     self._policy = policies.AnyPreservationPolicy(preserved)
     self._manager: _Manager | None = None
-    self._step = 0  # the step of the newest write
+    # The step of the newest write.
+    self._step = 0
 
   def steps(self) -> list[int]:
-    """Returns the complete steps, ascending. One may turn out to be damaged."""
+    """Returns the complete steps in ascending order; some may turn out to be damaged."""
     try:
       paths = list(self.directory.iterdir())
     except FileNotFoundError:
@@ -87,25 +91,25 @@ class Storage:
     return sorted(int(path.name) for path in steps)
 
   def write(self, step: int, items: dict[str, Any], meta: dict) -> None:
-    """Starts writing a step and returns, once the one before it is complete.
+    """Waits for the previous write, starts to write a step, and returns.
 
     Args:
-      items: item -> nested dict of arrays, whose buffers may be donated at once.
-      meta: JSON.
+      items: {item: nested dict of arrays}, whose buffers may be donated at once.
+      meta: a JSON-serialisable dict.
 
     Raises:
-      DiskFull: there was no room for the step before.
+      DiskFull: if there was no room for the previous step.
     """
     self.wait()
     self._step = step
     if self._manager is None:
-      # Made at the first write, as it sweeps up unfinished steps: a tool that reads the
-      # folder of a run at work must not.
+      # The manager is made at the first write, because it deletes unfinished steps. A tool
+      # that reads the folder of a run at work must not do that.
       _drop_late_errors()
       options = ocp.CheckpointManagerOptions(
         preservation_policy=self._policy,
         cleanup_tmp_directories=True,
-        # Otherwise it reads all steps, damaged ones too.
+        # Otherwise Orbax reads all steps, including damaged ones.
         lightweight_initialize=True,
       )
       try:
@@ -117,20 +121,20 @@ class Storage:
     args = {item: ocp.args.StandardSave(tree) for item, tree in items.items()}
     args['meta'] = ocp.args.JsonSave(meta)
     with self._write_errors():
-      # Whether to save was decided by the caller: Orbax shall not.
+      # The caller has decided to save, so Orbax must not decide again.
       self._manager.save(step, args=ocp.args.Composite(**args), force=True)
 
   def wait(self) -> None:
-    """Blocks until the write under way is complete; raises as `write` does."""
+    """Waits until the current write is complete; raises the same errors as `write`."""
     if self._manager:
       with self._write_errors():
         self._manager.wait_until_finished()
         self._manager.check_for_errors()
 
   def close(self) -> None:
-    """Waits as `wait` does, and ends Orbax's threads; a later `write` starts new ones.
+    """Waits for the current write, and ends Orbax's threads; a later `write` starts new ones.
 
-    Without it, a write that is under way when Python exits is lost.
+    Without it, a write that is not complete when Python exits is lost.
     """
     try:
       self.wait()
@@ -141,7 +145,7 @@ class Storage:
           manager.close()
 
   def abandon(self) -> None:
-    """Forgets the write under way: Orbax may wait for minutes for a bucket."""
+    """Gives up the current write, because Orbax may wait for a bucket for minutes."""
     self._manager = None
 
   @contextlib.contextmanager
@@ -160,15 +164,16 @@ class Storage:
       ) from error
 
   def read(self, step: int, items: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the arrays of some items of a step; of None the item `meta` alone.
+    """Reads items of a step.
 
     Args:
-      items: item -> nested dict of `jax.ShapeDtypeStruct` with shardings.
+      items: {item: nested dict of `jax.ShapeDtypeStruct` with shardings}; None: reads the
+        item `meta` alone.
 
     Raises:
-      Damaged: an item cannot be read; maybe by this process only, see `together`.
-      UserError: reading is not permitted.
-      Unreachable: the bucket does not answer, which says nothing about the item.
+      Damaged: if an item cannot be read, maybe by this process only, see `together`.
+      UserError: if reading is not permitted.
+      Unreachable: if the bucket does not answer, which says nothing about the item.
     """
     path = self.directory / str(step)
     if items is None:
@@ -183,7 +188,8 @@ class Storage:
       ):
         return dict(checkpointer.restore(path, ocp.args.Composite(**args)).items())
     except (MemoryError, jax.errors.JaxRuntimeError, RunError):
-      raise  # trouble of the machine or the network, not of the checkpoint
+      # Trouble of the machine or the network, not of the checkpoint.
+      raise
     except Exception as error:
       if isinstance(error, PermissionError) or 'PERMISSION_DENIED' in str(error):
         raise UserError(f'Not allowed to read checkpoint {path}: {error}') from error
@@ -208,7 +214,7 @@ class Storage:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-  """Makes damage that one process meets damage for all: they take the same next step."""
+  """While active: damage that one process finds is raised in all, so that all act alike."""
   damage = None
   try:
     yield
@@ -218,11 +224,11 @@ def together() -> Iterator[None]:
     raise damage or Damaged('another process could not read it')
 
 
-# -- Orbax reads and writes arrays concurrently and logs the errors that it also raises --
+# -- Orbax reads and writes arrays concurrently, and also logs the errors that it raises --
 
 
 def _drop_late_errors() -> None:
-  """Keeps Python from reporting operations that fail after the one that was raised."""
+  """Keeps Python from reporting failures of further operations after one was raised."""
   hook = sys.unraisablehook
   if getattr(hook, 'drops_late_errors', False):
     return

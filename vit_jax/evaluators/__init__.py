@@ -18,27 +18,27 @@ EVALUATORS = Registry(
   },
 )
 
-# The numbers that every task measures in training.
+# The metric that every task measures in training.
 _TRAIN = {'loss': Metric(larger_is_better=False)}
 
 
 def build(type: str, mesh, check_stop: Callable | None = None, model=None, **section):
-  """Returns the evaluator of that type, see `contracts.Evaluator`.
+  """Builds the evaluator of a type, see `contracts.Evaluator`.
 
   Args:
-    **section: the rest of its config section, without `every`.
+    **section: the other keys of its config section, without `every`.
   """
   return EVALUATORS[type](mesh, check_stop or (lambda: None), model, **section)
 
 
 def declarations(source: str, evals: dict) -> dict[str, Metric]:
-  """Returns the metrics of 'train' or an evaluation, by regex; {} of an unknown source."""
+  """Returns {regex: metric} of an evaluation or 'train'; {} for an unknown source."""
   if source in evals:
     return EVALUATORS[evals[source]['type']].METRICS
   return _TRAIN if source == 'train' else {}
 
 
 def find_metric(key: str, evals: dict) -> Metric:
-  """Returns how a number such as 'test/top1' is read; as a plain number by default."""
+  """Returns the metric of a number such as 'test/top1'; by default a plain number."""
   source, _, name = key.partition('/')
   return find(declarations(source, evals), name)

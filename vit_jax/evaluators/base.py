@@ -1,4 +1,4 @@
-"""The driver of all evaluators, the data they open, and how their numbers are read."""
+"""What evaluators share: metrics, opening the data, and one pass over its batches."""
 
 import contextlib
 import dataclasses
@@ -20,12 +20,12 @@ class Metric:
   """How a metric is displayed and compared.
 
   Attributes:
-    percent: whether it is a fraction, displayed as a percentage.
-    larger_is_better: None for a metric without a better direction, such as a count.
-    std: the suffix that makes its name that of its standard deviation.
+    percent: whether it is a fraction to display as a percentage.
+    larger_is_better: None if no direction is better, as for a count.
+    std: suffix of the name of its standard deviation.
     detail: whether the summary of a run leaves it out.
-    of_images: whether it is the share of right answers among the `examples` images, and so
-      has an `interval`; an AP, an IoU or a share of pixels is none.
+    of_images: whether it is the share of right answers among the `examples` images, which
+      has an `interval`. An AP, an IoU or a share of pixels is not.
   """
 
   percent: bool = False
@@ -35,13 +35,13 @@ class Metric:
   of_images: bool = False
 
   def text(self, value: float) -> str:
-    """Returns the number as text: '98.06%', '50,000', '0.0813'."""
+    """Formats the number: '98.06%', '50,000', '0.0813'."""
     if self.percent:
       return f'{value:.2%}'
     return f'{value:,.0f}' if float(value).is_integer() else f'{value:.4g}'
 
   def format_with_std(self, values: dict[str, float], name: str, width: int = 0) -> str:
-    """Returns a number as text, with ± its standard deviation if `values` has one."""
+    """Formats a number of `values`, with ± its standard deviation if there is one."""
     text = f'{self.text(values[name]):>{width}}'
     std = values.get(f'{name}{self.std or " "}')
     return text if std is None else f'{text} ± {self.text(std)}'
@@ -55,13 +55,13 @@ def interval(share: float, examples: float) -> tuple[float, float]:
 
 
 def find(metrics: dict[str, Metric], name: str) -> Metric:
-  """Returns the first of {regex: metric} that matches the whole name, or a plain one."""
+  """Returns the first of {regex: metric} that matches the whole name, or `Metric()`."""
   matches = (m for pattern, m in metrics.items() if re.fullmatch(pattern, name))
   return next(matches, Metric())
 
 
 def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
-  """Opens the data of an evaluation, `pipeline.EvalBatches(**data)`."""
+  """Opens the data of an evaluation; `data` are the arguments of `pipeline.EvalBatches`."""
   divisor, size = sharding.batch_divisor(mesh), data['batch_size']
   if size % divisor:
     raise UserError(
@@ -76,10 +76,10 @@ def run_steps(
 ) -> Iterator[Any]:
   """Yields the result of `step(batch)` for every batch, on the host.
 
-  It is one batch behind: the host reads a result while the device computes the next.
+  It runs one batch ahead: the host reads a result while the device computes the next one.
 
   Args:
-    batches: this host's parts of the batches; an iterator that is closed at the end.
+    batches: an iterator of this host's parts of the batches; it is closed at the end.
   """
   pending = None
   with contextlib.closing(batches):
@@ -94,10 +94,10 @@ def run_steps(
 
 
 class OneSplit:
-  """The base of evaluators that pass once over one split.
+  """Base class of evaluators that pass once over one split.
 
-  A subclass has `measure(predict, variables, batch)`, which is jitted and returns the sums
-  and counts of a batch.
+  A subclass has `measure(predict, variables, batch)`, which is jitted, and returns sums and
+  counts over a batch.
   """
 
   def __init__(
@@ -111,27 +111,28 @@ class OneSplit:
     """Opens the data.
 
     Args:
-      model: the `class_match.Classes` of the model; None: unknown.
+      model: the `class_match.Classes` of the model, or None if they are unknown.
       data: the arguments of `data.pipeline.EvalBatches`.
     """
     self.batches = open_batches(mesh, **data)
     self.mesh, self._check_stop = mesh, check_stop
-    # `predict` is static: one compilation for all runs of one evaluator.
+    # `predict` is static, so that all runs of one evaluator share a compilation.
     self._step = jax.jit(
       self.measure, static_argnums=0, out_shardings=sharding.replicated_sharding(mesh)
     )
 
   def run_steps(self, predict: Callable, variables, batches=None) -> Iterator[Any]:
-    """Yields `measure` of every batch; `batches` replaces those of the split."""
+    """Yields `measure` of every batch of the split, or of `batches`."""
     step = lambda batch: self._step(predict, variables, batch)
     batches = self.batches.iterate() if batches is None else batches
     return run_steps(step, batches, self.mesh, self._check_stop)
 
   def add_counts(self, numbers: dict, examples: float, read: float) -> dict[str, float]:
-    """Adds counts: the labelled images that were read, and those that could not be read.
+    """Adds 'examples' and 'bad_images' to the numbers of an evaluation.
 
     Args:
-      read: the number of images that were read, with a label or without.
+      examples: number of images that were read and have a label.
+      read: number of images that were read, with a label or without.
     """
     bad = self.batches.num_examples - read
     if not examples:

@@ -1,8 +1,8 @@
-"""Which of a model's classes are right for each class of a data set.
+"""Matches the classes of a data set with the classes of a model.
 
-Both have lists of classes, of different length and order: ImageNet-A and -R hold 200 of
-ImageNet's 1,000, ImageNet-V2 names its folders by number, a head of ImageNet-21k knows
-more than ImageNet-1k asks for, and a class of ObjectNet stands for several of ImageNet's.
+The two lists may differ in length and order. ImageNet-A and -R have 200 of ImageNet's 1,000
+classes, ImageNet-V2 names its folders by number, a head of ImageNet-21k has more classes
+than ImageNet-1k, and a class of ObjectNet stands for several classes of ImageNet.
 """
 
 import json
@@ -19,14 +19,17 @@ from vit_jax.errors import UserError, choose, did_you_mean
 
 NUMBER, NAME, KNOWN = 'number', 'name', 'known'
 DATA, ALL = 'data', 'all'
-# Published names differ from ours in a few, such as those of the two cranes.
+# Share of class names that must agree. Published lists differ from ours in a few names, such
+# as those of the two cranes.
 _ALIKE = 0.95
 
 
 class Classes(NamedTuple):
-  """The classes of a model: K names or WordNet ids, '' where unknown, or None; and K."""
+  """The classes of a model."""
 
+  # K names or WordNet ids, '' where a name is unknown; None if the model names no class.
   names: Sequence[str] | None
+  # K.
   number: int
 
 
@@ -34,9 +37,9 @@ class Match(NamedTuple):
   """How predictions of a model are compared with the labels of a data set.
 
   Attributes:
-    columns: int [m], the model's classes that compete.
-    right: bool [k, m], whether a column is right for a class of the data; the images of
-      a class without any are left out.
+    columns: int [m], the classes of the model that may be predicted.
+    right: bool [k, m], whether a column is right for a class of the data. Images of a class
+      for which no column is right are left out.
   """
 
   columns: np.ndarray
@@ -44,7 +47,7 @@ class Match(NamedTuple):
 
   @property
   def one_to_one(self) -> bool:
-    """Whether the columns are the data's classes, in their order."""
+    """Whether the columns are the classes of the data in the same order."""
     k, m = self.right.shape
     return k == m and bool(np.all(self.right == np.eye(k, dtype=bool)))
 
@@ -67,21 +70,26 @@ def check_among(where: str, value: str, _=None) -> None:
 def match(
   source, model: Classes, class_map: str | None = None, among: str | None = None
 ) -> tuple[Match | None, str]:
-  """Returns (the match of a data set's classes with a model's, a remark or '').
-
-  None where they are the same, or are compared by number, class 0 with class 0.
+  """Matches the classes of a data set with the classes of a model.
 
   Args:
-    source: the data's `Source`.
-    class_map: 'name', by WordNet id or name; 'known', likewise, without the images of
-      classes that the model lacks; 'number'; one of `imagenet.LISTS`, by WordNet id, for
-      a model without names that has the classes of this list; or a JSON file, see
-      `_by_file`. None: by WordNet id or name, else by number, where both have equally
-      many classes.
-    among: the classes that compete: 'data', those of the data, 'all', the model's, or one
-      of `imagenet.LISTS`. None: 'data' where a part of the model's classes is matched by
-      WordNet ids; 'imagenet_a' and 'imagenet_r' for the data sets of these names in TFDS,
-      which declare all 1,000 classes; else 'all'.
+    source: the `Source` of the data.
+    class_map: how to match classes.
+      'name': by WordNet id or name.
+      'known': the same, without the images of classes that the model lacks.
+      'number': by number, class 0 with class 0.
+      One of `imagenet.LISTS`: by WordNet id, for a model without class names that has the
+      classes of this list.
+      A JSON file: see `_match_by_file`.
+      None: by WordNet id or name, or else by number if both have equally many classes.
+    among: the classes of the model that may be predicted: 'data' for those that the data
+      has, 'all', or one of `imagenet.LISTS`. None: 'data' if the data has a part of the
+      model's classes, matched by WordNet id; 'imagenet_a' or 'imagenet_r' for the TFDS
+      data sets of these names, which declare all 1,000 classes; else 'all'.
+
+  Returns:
+    (the match, a remark or ''). The match is None if the classes are the same, or if they
+    are compared by number.
   """
   if class_map is not None:
     check('class_map', class_map)
@@ -99,7 +107,8 @@ def match(
   names, rows, remark = source.class_names, None, ''
   n = len(names or ())
   same = names and model.names and ids(names) == ids(model.names[:n])
-  if class_map is None and same and not any(model.names[n:]):  # the rest is unknown
+  # The names beyond those of the data are all unknown.
+  if class_map is None and same and not any(model.names[n:]):
     if among in (None, DATA, ALL):
       return None, ''
     class_map = NAME
@@ -111,8 +120,8 @@ def match(
   if rows is None:
     if among not in (None, ALL):
       raise UserError(
-        f'among={among!r}: the classes of {source.name} are compared with the model by '
-        f'number, so which these are is unknown.{_hint(model)}'
+        f'among={among!r} needs classes with names, but those of {source.name} are compared '
+        f'with the model by number.{_hint(model)}'
       )
     return None, _match_by_number(source, model, class_map == NUMBER)
   partly = are_ids(ids(names)) and len(rows) < model.number
@@ -122,7 +131,7 @@ def match(
 
 
 def _hint(model: Classes) -> str:
-  """Names the list of ImageNet that has as many classes as the model, or ''."""
+  """Suggests the list of ImageNet that has as many classes as the model, or returns ''."""
   for name, (_, number) in imagenet.LISTS.items():
     if number == model.number:
       return f' class_map={name!r} says that the model has the classes of that list.'
@@ -130,10 +139,18 @@ def _hint(model: Classes) -> str:
 
 
 def _match_by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
-  """Returns ([[the model's class] for each of the data's], a remark), or (None, '').
+  """Matches classes by WordNet id or name.
 
-  Raises if only some of the names match, unless `how` is 'known', or if none do and it
-  is 'name' or 'known'.
+  Args:
+    how: 'name', 'known' or None, see `match`.
+
+  Returns:
+    ([[class of the model] for each class of the data], a remark); (None, '') if no name
+    matches and `how` is None.
+
+  Raises:
+    UserError: if only some of the names match and `how` is not 'known', or if none match
+      and `how` is 'name' or 'known'.
   """
   numbered = _numbers(names or (), model.number)
   if names is None or model.names is None:
@@ -172,7 +189,10 @@ def _match_by_name(source, names, model, how: str | None) -> tuple[list | None, 
 
 
 def _numbers(names: Sequence[str], number: int) -> tuple[list | None, str]:
-  """As `_by_name`, for names such as '0', '1', '10', '2': numbers in another order."""
+  """Matches names that are numbers in another order, '0', '1', '10', '2'.
+
+  Returns the same as `_match_by_name`.
+  """
   values = [int(name) for name in names if name.isdecimal()]
   ordered = list(range(number))
   if len(names) != number or sorted(values) != ordered or values == ordered:
@@ -181,10 +201,10 @@ def _numbers(names: Sequence[str], number: int) -> tuple[list | None, str]:
 
 
 def _match_by_file(path: str, source, names, model: Classes) -> tuple[list, str]:
-  """Reads JSON {"class of the data": [classes of the model]}; returns as `_by_name`.
+  """Matches classes by a JSON file {"class of the data": [classes of the model]}.
 
-  The model's classes are WordNet ids, names or numbers; images of a class with [] are
-  left out.
+  The classes of the model are WordNet ids, names or numbers. Images of a class with [] are
+  left out. Returns the same as `_match_by_name`.
   """
   if names is None:
     raise UserError(f'class_map: {source} does not name its classes.')
@@ -219,7 +239,9 @@ def _match_by_file(path: str, source, names, model: Classes) -> tuple[list, str]
 def _match_by_number(source, model: Classes, explicit: bool) -> str:
   """Returns a remark on classes that are compared by number, or ''.
 
-  Raises unless that is `explicit`, or there are equally many, or the data's have no names.
+  Raises:
+    UserError: if the data has more classes than the model, or if it has fewer classes with
+      names and the comparison is not `explicit`.
   """
   names, k, K = source.class_names, source.num_classes, model.number
   if k is not None and (k > K or (k < K and names and not explicit)):
@@ -241,13 +263,17 @@ def _match_by_number(source, model: Classes, explicit: bool) -> str:
 def _build_match(
   rows, model, among: str, remark: str, source: str
 ) -> tuple[Match, str]:
-  """Returns the match of [[the model's classes] for each of the data's], and a remark."""
+  """Builds the match from [[classes of the model] for each class of the data].
+
+  Returns:
+    (the match, `remark` with a sentence on the classes that may be predicted).
+  """
   full = np.zeros((len(rows), model.number), bool)
   for row, places in zip(full, rows, strict=True):
     row[places] = True
   if among in (DATA, ALL):
     columns = np.flatnonzero(full.any(0)) if among == DATA else np.arange(model.number)
-    # The order of the data's classes, which tables have, where the columns are they.
+    # If the columns are exactly the classes of the data, take their order, as tables do.
     if np.all(full.sum(1) == 1) and len(columns) == len(full) == full.any(0).sum():
       columns = full.argmax(1)
   else:
@@ -271,7 +297,7 @@ def _build_match(
 
 
 def find_list(names: Sequence[str]) -> str | None:
-  """Returns which of `imagenet.LISTS` has all these names or WordNet ids, in its order."""
+  """Finds the one of `imagenet.LISTS` that has these names or WordNet ids in this order."""
   for name, (_, number) in imagenet.LISTS.items():
     if len(names) == number:
       exact = imagenet.is_wordnet_id(names[0])
@@ -283,23 +309,23 @@ def find_list(names: Sequence[str]) -> str | None:
 
 
 def ids(names: Sequence[str]) -> list[str]:
-  """Returns WordNet ids in place of names that are those of one of `imagenet.LISTS`."""
+  """Replaces names by WordNet ids if the names are one of `imagenet.LISTS`."""
   name = find_list(names)
   return imagenet.wordnet_ids(name) if name else list(names)
 
 
 def words(names: Sequence[str]) -> list[str]:
-  """Returns names in words in place of WordNet ids."""
+  """Replaces WordNet ids by names in words."""
   return [imagenet.describe(name) or name for name in names]
 
 
 def are_ids(names: Sequence[str] | None) -> bool:
-  """Whether all names, and there are some, are WordNet ids."""
+  """Whether there are names, and all of them are WordNet ids."""
   return bool(names) and all(map(imagenet.is_wordnet_id, names))
 
 
 def find(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
-  """Returns the places of names among others; None for a name that is missing or twice."""
+  """Returns the index of each name in `among`; None for a name that it lacks or has twice."""
   places: dict[str, int | None] = {}
   for i, name in enumerate(among):
     places[name] = None if name in places else i
@@ -307,6 +333,6 @@ def find(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
 
 
 def describe_class(name: str) -> str:
-  """Returns a class's name for a message, with the words of a WordNet id."""
+  """Formats the name of a class for a message, with the words of a WordNet id."""
   described = imagenet.describe(name)
   return f'{name!r} ({described})' if described else repr(name)

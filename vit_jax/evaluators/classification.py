@@ -15,14 +15,16 @@ from vit_jax.evaluators.labels import LabelSets
 
 
 class Classification(OneSplit):
-  """An example is right if the largest logit (or one of the five largest) is a label.
+  """Top-1 and top-5 accuracy, and loss.
 
-  With several labels per image each of them is right; images without any label are left
-  out, of the numerators and the denominator (as ReaL, arXiv 2006.07159, section 3).
+  An example is right if the largest logit, or one of the five largest, is a label. With
+  several labels per image each of them is right. Images without any label are left out of
+  the numerators and the denominator (as in ReaL, arXiv 2006.07159, section 3).
 
   Attributes:
-    match: how the classes of the data are matched; None: by number. `note` says so.
-    confusion: int64 [true, predicted] of the last run, if counted.
+    match: the `class_match.Match` of the data and the model; None: compared by number.
+    note: a sentence on the match for the user, or ''.
+    confusion: int64 [true class, predicted class] of the last run, or None.
     predictions: the rows of the last run, see the module `predictions`.
   """
 
@@ -52,23 +54,25 @@ class Classification(OneSplit):
     """Opens the data, `data.pipeline.EvalBatches(**data)`.
 
     Args:
-      loss: see `vit_jax.losses`; a run takes its task's. With 'softmax' several labels
-        are summed, as in big_vision.
-      labels: a JSON file of label sets in place of the data's labels, see `LabelSets`. They
-        number the model's classes, or those of data that has all of ImageNet's.
-      class_map, among: how classes of the data are found among the model's, and which of
-        them compete, see `class_match.match`.
-      confusion: count, in `self.confusion` [K, K], true classes by predicted ones; for
+      loss: see `vit_jax.losses`; a run takes the loss of its task. With 'softmax' the
+        losses of several labels are summed, as in big_vision.
+      labels: a JSON file of label sets that replace the labels of the data, see
+        `LabelSets`. They are numbers of the model's classes, or of the data's classes if
+        the data has all classes of ImageNet.
+      class_map, among: how to match the classes of the data with the model's, and which
+        classes may be predicted, see `class_match.match`.
+      confusion: whether to count true by predicted classes in `self.confusion` [K, K], for
         one label per image.
     """
-    if model is not None:  # its number of classes, where the source has none
+    if model is not None:
+      # For a source that does not know its number of classes.
       data = {'model_classes': model.number, **data}
     super().__init__(mesh, check_stop, data=data)
     source = self.batches.source
     self.match: class_match.Match | None = None
     self.note = ''
-    # Label sets number the model's classes, wherever their images lie, unless these lie in
-    # folders of all of ImageNet's ids.
+    # Label sets are numbers of the model's classes, unless the images are in folders named by
+    # all of ImageNet's ids: then they are numbers of the data's classes.
     if model is not None and (
       labels is None or class_map or class_match.find_list(source.class_names or ())
     ):
@@ -92,10 +96,11 @@ class Classification(OneSplit):
       self._label_sets = LabelSets(labels, classes, source.name_of, in_order)
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns top1 and top5 (if K > 5) as fractions, and loss, a mean in nats.
+    """Returns top1 and top5 (if K > 5) as fractions, and the mean loss in nats.
 
-    They are over `examples`, without the `bad_images`, which could not be read, but with
-    the `bad_logits`: examples with NaN or infinity among their logits, which are wrong.
+    They are over `examples`. These do not include `bad_images`, which could not be read.
+    They include `bad_logits`, examples with NaN or infinity in their logits, which count as
+    wrong.
     """
     totals: dict[str, float] = {}
     rows = predictions.Collector(self.batches.num_examples)
@@ -118,7 +123,8 @@ class Classification(OneSplit):
     """Yields the batches, with labels from the file if there is one."""
     for batch in batches:
       if self._label_sets is not None:
-        real = batch['mask'] > 0  # padding has no name to look up
+        # Padding has no name to look up.
+        real = batch['mask'] > 0
         label = np.zeros((len(real), self._label_sets.num_classes), np.float32)
         label[real] = self._label_sets.multi_hot(batch['index'][real])
         batch = {**batch, 'label': label}
@@ -134,12 +140,14 @@ class Classification(OneSplit):
       logits = logits[:, self.match.columns]
     counted = (batch['mask'] > 0) & targets.any(-1)
 
-    def total(x):  # `where`, since 0 x nan of a padded row would be nan
+    def total(x):
+      # `where`, because 0 * nan of a padded row would be nan.
       return jnp.where(counted, x, 0).sum(dtype=jnp.float32)
 
     rows = predictions.make_rows(batch, logits, targets, counted, self.loss)
     finite = jnp.isfinite(logits).all(-1)
-    rows['right'] &= finite[:, None]  # the largest of NaNs would be class 0
+    # The largest of NaNs would be class 0.
+    rows['right'] &= finite[:, None]
     top, right = rows['top'], rows['right']  # [B, 5]
     sums = {
       'top1': total(right[:, 0]),
@@ -151,23 +159,24 @@ class Classification(OneSplit):
     }
     if self._counts_confusion:
       K = logits.shape[-1]
-      true = jnp.where(
-        counted & finite, targets.argmax(-1), K
-      )  # K is out of bounds: dropped
+      # K is out of bounds, so that `mode='drop'` leaves these examples out.
+      true = jnp.where(counted & finite, targets.argmax(-1), K)
       zeros = jnp.zeros((K, K), jnp.int32)
       sums['confusion'] = zeros.at[true, top[:, 0]].add(1, mode='drop')
     if logits.shape[-1] <= 5:
-      del sums['top5']  # always 1
-    if self.match is not None:  # rows have the model's numbers
+      # It would always be 1.
+      del sums['top5']
+    if self.match is not None:
+      # Rows have the model's numbers of classes.
       columns = jnp.asarray(self.match.columns, jnp.int32)
       label = jnp.where(rows['label'] < 0, -1, columns[rows['label']])
       rows |= {'top': columns[top], 'label': label}
     return sums, rows
 
   def _targets(self, label, num_classes: int):
-    """Returns float32 [B, K] for a model's K classes, or for the columns that match.
+    """Returns targets float32 [B, K], for the K classes of the model or the columns of `match`.
 
-    Each label is 1, and for softmax is shared by the columns that match it.
+    Each label has the value 1. For softmax, the columns that are right for it share the 1.
     """
     targets = losses.targets_of(label, self.batches.num_classes)
     if self.match is not None:
@@ -182,6 +191,6 @@ class Classification(OneSplit):
         f'The evaluation data has {K} classes, the model {num_classes}: choose other data '
         'or num_classes.'
       )
-    # A model may have more classes than the data, such as those of i21k.
+    # A model may have more classes than the data, such as all classes of i21k.
     binary = (targets > 0).astype(jnp.float32)
     return jnp.pad(binary, ((0, 0), (0, num_classes - K)))

@@ -1,4 +1,4 @@
-"""Frozen features of whole splits, from which every probe of a representation starts."""
+"""Extracts frozen features of whole splits, the input of every probe of a representation."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,27 +24,28 @@ class DataSet:
   source: str
   train: str
   test: str
-  # This and the rest: as in `data.pipeline.EvalBatches`.
+  # For these three see `data.pipeline.EvalBatches`.
   num_classes: Count | None = None
   source_options: Annotated[dict | None, sources.check_options] = None
   classes: subset.Classes = None
 
 
-# The annotation of a probe's `datasets`, {name: arguments of `DataSet`}.
+# The type of a probe's `datasets`, {name: arguments of `DataSet`}.
 DataSets = Annotated[dict[str, Annotated[dict, Section(DataSet)]], nonempty]
 
 
 class Probe:
-  """The base of evaluators that fit to the features of one split and test on another.
+  """Base class of evaluators that fit to the features of one split and test on another.
 
   A subclass has `measure(name, splits, extract)`, which returns the numbers of one data
-  set; `extract(batches)` returns its features [N, D] float32 and labels int32 [N].
+  set. It calls `extract(batches)` for features float32 [N, D] and labels int32 [N].
 
   Attributes:
     datasets: {name: {split: its batches}}.
   """
 
-  DATA: ClassVar[type] = DataSet  # the kind of its data sets
+  # The class of its data sets.
+  DATA: ClassVar[type] = DataSet
 
   def __init__(
     self,
@@ -61,10 +62,10 @@ class Probe:
 
     Args:
       datasets: {name: arguments of `DATA`}.
-      pp: preprocessing. The reference code's:
-        'decode|resize(256)|central_crop(224)|value_range(-1, 1)'.
-      batch_size: images at once, over all devices.
-      feature: name of a [B, D] output of `predict`.
+      pp: preprocessing; 'decode|resize(256)|central_crop(224)|value_range(-1, 1)' in the
+        reference code.
+      batch_size: number of images in a batch, over all devices.
+      feature: name of an output [B, D] of `predict`.
     """
     self.mesh, self.check_stop, self._feature = mesh, check_stop, feature
     self.datasets: dict[str, dict[str, pipeline.EvalBatches]] = {}
@@ -87,12 +88,13 @@ class Probe:
       static_argnums=(0, 1),
       out_shardings=sharding.replicated_sharding(mesh),
     )
-    # The rest of preprocessing, on the device, depends on the one pp and on the images
-    # that the host sends: data sets of the same kind share a compilation.
+    # {kind of images: preprocessing on the device}. It depends on `pp`, which all data sets
+    # have in common, and on the images that the host sends. Data sets with the same kind of
+    # images therefore share a compilation.
     self._on_device: dict[tuple, Callable] = {}
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns {'NAME_KEY': number} for every data set; see `measure`."""
+    """Returns {'NAME_KEY': number} for every data set NAME and KEY of `measure`."""
     extract = lambda batches: self._extract(batches, predict, variables)
     every, noun = self.datasets.items(), type(self).__name__
     quiet = not distributed.is_first()
@@ -110,7 +112,7 @@ class Probe:
     on_device = self._on_device.setdefault(kind, batches.finish_on_device)
     step = lambda batch: self._step(predict, on_device, variables, batch)
     features, n = None, 0
-    # One array of the split's size, because joining parts would take twice that.
+    # Allocate arrays for the whole split, because joining parts would need twice the memory.
     labels = np.empty(batches.num_examples, np.int32)
     for x, y, mask in run_steps(step, batches.iterate(), self.mesh, self.check_stop):
       if features is None:
@@ -131,9 +133,11 @@ class Probe:
     usable = [name for name, x in out.items() if x.ndim == 2]
     name = self._feature
     if name not in usable:
-      shape = list(out[name].shape) if name in out else 'not there'
+      shape = (
+        f'has the shape {list(out[name].shape)}' if name in out else 'does not exist'
+      )
       raise UserError(
-        f'feature {name!r} is {shape}; the model has these of shape [B, D]: {usable}.'
+        f'feature {name!r} {shape}; features of shape [B, D] are {usable}.'
         f'{did_you_mean(name, usable)}'
       )
     return out[name].astype(jnp.float32), batch['label'], batch['mask']

@@ -15,15 +15,16 @@ from vit_jax.evaluators import lsr
 from vit_jax.evaluators.base import Metric
 from vit_jax.evaluators.features import Probe
 
-PROTOCOLS = {'fixed': (lsr.FIXED_L2,), 'sweep': lsr.SWEEP_L2}  # ridges to choose from
+# {protocol: ridges to choose from}.
+PROTOCOLS = {'fixed': (lsr.FIXED_L2,), 'sweep': lsr.SWEEP_L2}
 
 
 class FewShot(Probe):
-  """Accuracy on a test split of a linear model fitted to a few examples per class.
+  """Test accuracy of a linear model that is fitted to a few examples per class.
 
-  Protocol 'fixed': one ridge, 2^10 (big_vision today). Protocol 'sweep': for each data
-  set, of 2^-10 ... 2^19 the ridge with the best mean accuracy over the *other* data
-  sets ("leave-self-out", the older code, with which the ViT paper was made).
+  Protocol 'fixed' has one ridge, 2^10, as big_vision today. Protocol 'sweep' chooses, for
+  each data set, the ridge of 2^-10 ... 2^19 with the best mean accuracy over the *other*
+  data sets: "leave-self-out", as the older code that produced the ViT paper.
   """
 
   METRICS: ClassVar = {
@@ -47,8 +48,8 @@ class FewShot(Probe):
     """Opens the data; `options` are those of `Probe`.
 
     Args:
-      shots: examples per class.
-      seeds: of the choice of examples.
+      shots: numbers of examples per class.
+      seeds: seeds for choosing the examples.
       protocol: 'fixed' or 'sweep'.
     """
     self.protocol, self.l2 = protocol, PROTOCOLS[protocol]
@@ -65,12 +66,12 @@ class FewShot(Probe):
         self._check_counts(name, train, np.asarray(train.source.labels))
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns accuracies, as fractions, and how much they vary.
+    """Returns accuracies, as fractions, and their spread.
 
-    For every data set and number of shots: `NAME_5shot` is the mean over seeds,
-    `NAME_5shot_std` their sample standard deviation (with two seeds or more),
-    `NAME_5shot_seed0` each. With protocol 'sweep' the names end in `shot_sweep...`, and
-    `NAME_5shot_sweep_log2_l2` is the ridge that was chosen.
+    For every data set and number of shots, `NAME_5shot` is the mean over the seeds,
+    `NAME_5shot_std` the sample standard deviation (with two seeds or more), and
+    `NAME_5shot_seed0` the accuracy of one seed. With protocol 'sweep' the names have
+    `5shot_sweep` in place of `5shot`, and `NAME_5shot_sweep_log2_l2` is the chosen ridge.
     """
     grid = super().run(predict, variables)  # {'NAME_5': [seeds, R]}
     suffix = '_sweep' if self.protocol == 'sweep' else ''
@@ -96,7 +97,7 @@ class FewShot(Probe):
     train, test = splits['train'], splits['test']
     train_x, train_y = extract(train)
     self._check_counts(name, train, train_y)
-    # A small dense problem: every host solves it for itself.
+    # The problem is small and dense, so every host solves it by itself.
     own = sharding.make_mesh(devices=self.mesh.local_devices[:1])
     place = functools.partial(jax.device_put, device=sharding.replicated_sharding(own))
     test_xy = place(extract(test))

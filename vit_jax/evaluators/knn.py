@@ -1,4 +1,4 @@
-"""k-nearest-neighbour classification on frozen features: a probe with nothing to fit."""
+"""k-nearest-neighbour classification on frozen features, a probe without fitting."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric
 from vit_jax.evaluators.features import Probe
 
-# Queries at once on each device, and similarities. They do not depend on the mesh, so that
-# every mesh computes the same products.
+# The most queries, and similarities, that a device computes at a time. They do not depend on
+# the mesh, so that every mesh computes the same products.
 QUERIES, SIMILARITIES = 256, 2**26
 
 
 class KNN(Probe):
-  """Accuracy on a test split of a vote of the most similar training examples.
+  """Test accuracy of a vote of the most similar training examples.
 
   The protocol of DINO (arXiv 2104.14294) and Wu et al. (arXiv 1805.01978, section 3.4):
   similarity is the cosine of features, a neighbour's vote has the weight
@@ -44,8 +44,8 @@ class KNN(Probe):
     """Opens the data; `options` are those of `Probe`.
 
     Args:
-      k: numbers of neighbours. The papers': 10, 20, 100 and 200, of which 20 was best.
-      temperature: of the weights; None: each neighbour has one vote.
+      k: numbers of neighbours. The papers have 10, 20, 100 and 200; 20 was best.
+      temperature: the temperature of the weights; None: each neighbour has one vote.
     """
     self.k, self.temperature = tuple(k), temperature
     super().__init__(mesh, check_stop, model, **options)
@@ -53,7 +53,7 @@ class KNN(Probe):
       self._check_count(name, splits['train'].num_examples)
 
   def measure(self, name, splits, extract) -> dict[str, float]:
-    """Returns {'20nn': accuracy, a fraction}; NaN where features are not finite."""
+    """Returns {'20nn': accuracy as a fraction}; NaN if features are not finite."""
     train_x, train_y = extract(splits['train'])
     self._check_count(name, len(train_y))
     test_x, test_y = extract(splits['test'])
@@ -82,13 +82,16 @@ def nearest(
   mesh,
   check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the k keys most similar to each query: similarities and rows, both [n, k].
-
-  The most similar come first, ties in the order of rows. In float32 at highest precision.
-  The similarity of a row that is not finite is inf, and that of a row of zeros is 0.
+  """Finds the k keys most similar to each query, in float32 at highest precision.
 
   Args:
-    keys: [N, D] float32, the same on every host; N >= k. queries: [n, D] float32.
+    keys: [N, D] float32, the same on every host; N >= k.
+    queries: [n, D] float32.
+
+  Returns:
+    (similarities, rows of the keys), both [n, k]. The most similar keys come first, and ties
+    are in the order of rows. The similarity with a row that is not finite is inf, and with a
+    row of zeros 0.
   """
   place = lambda x, s: jax.make_array_from_callback(x.shape, s, x.__getitem__)
   keys, queries = _normalize(keys), _normalize(queries)
@@ -108,7 +111,7 @@ def nearest(
 
 
 def _normalize(x: np.ndarray) -> np.ndarray:
-  """Returns rows of norm 1, or 0; NaN where a row is not finite."""
+  """Scales rows to norm 1. Rows of zeros stay; rows that are not finite become NaN."""
   norm = np.sqrt(np.einsum('nd,nd->n', x, x, dtype=np.float64))[:, None]
   with np.errstate(invalid='ignore'):  # inf / inf
     return x / np.where(norm == 0, 1, norm).astype(np.float32)
@@ -129,25 +132,26 @@ def _nearest(queries, keys, k, mesh):
 
 @jax.jit
 def vote(similarities, labels, temperature: float | None):
-  """Returns the class [n] that the neighbours of each query choose.
+  """Returns the class [n] for which the neighbours of each query vote.
 
-  The lowest of classes with equal sums wins.
+  Of classes with equal sums the lowest number wins.
 
   Args:
     similarities: [n, k], the largest first.
-    labels: int [n, k], the neighbours' classes.
-    temperature: of the weights; None: each neighbour has one vote.
+    labels: int [n, k], the classes of the neighbours.
+    temperature: the temperature of the weights; None: each neighbour has one vote.
   """
 
   def winner(neighbours):
     s, y = neighbours  # [k], [k]
-    # Relative to the nearest: exp(1 / temperature) may overflow.
+    # Relative to the nearest neighbour, because exp(1 / temperature) may overflow.
     weights = (
       jnp.ones_like(s) if temperature is None else jnp.exp((s - s[0]) / temperature)
     )
-    # For each neighbour the total weight of its class.
+    # The total weight of the class of each neighbour.
     sums = jnp.where(y[:, None] == y[None, :], weights, 0).sum(-1)
     return jnp.where(sums == sums.max(), y, jnp.iinfo(y.dtype).max).min()
 
-  at_once = max(1, 2**22 // similarities.shape[1] ** 2)  # comparisons of neighbours
+  # At most 2**22 comparisons of neighbours at a time.
+  at_once = max(1, 2**22 // similarities.shape[1] ** 2)
   return jax.lax.map(winner, (similarities, labels), batch_size=at_once)

@@ -1,7 +1,7 @@
-"""Label sets from a JSON file, in place of a data set's own labels (as ReaL).
+"""Label sets from a JSON file, which replace the labels of a data set (as ReaL does).
 
-"Are we done with ImageNet?" (arXiv 2006.07159) relabels the validation images with a
-set of right classes each, some sets empty; its file is a list of 50,000 lists.
+"Are we done with ImageNet?" (arXiv 2006.07159) gives each validation image a set of right
+classes, which may be empty. Its file is a list of 50,000 lists.
 """
 
 import json
@@ -22,12 +22,13 @@ class LabelSets:
   """The label sets of the examples of one split.
 
   Args:
-    path: JSON, either a list of lists of class indices, or {file name: list}. A list is
-      looked up by the number in names such as ILSVRC2012_val_00000001.JPEG, counted from
-      1, else by the example's index. Names are looked up whole, then without folders.
-    name_of: example index -> name.
-    in_order: whether examples have the order in which they were collected. The examples
-      of folders and of TFDS are shuffled.
+    path: a JSON file, either a list of lists of class indices or {file name: list}. In a
+      list an example is found by the number in its name, counted from 1, such as
+      ILSVRC2012_val_00000001.JPEG, or else by its index. In a dict it is found by its whole
+      name, or else by its name without folders.
+    name_of: returns the name of an example by its index.
+    in_order: whether the examples are in their original order, so that the index counts.
+      The examples of folders and of TFDS are shuffled.
   """
 
   def __init__(

@@ -1,4 +1,4 @@
-"""A linear classifier of frozen features, its penalty chosen on a validation split."""
+"""A linear classifier on frozen features; a validation split chooses its penalty."""
 
 import dataclasses
 import functools
@@ -13,9 +13,10 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators import features, logistic
 from vit_jax.evaluators.base import Metric
 
-# Penalties of sums over examples, so that one list serves small and large data sets.
+# Penalties to choose from. They are relative to sums over examples, so that one list suits
+# small and large data sets.
 L2 = tuple(10.0**exponent for exponent in range(-4, 6))
-# Part of a train split that is held out where there is no validation split, as in VTAB.
+# The part of the train split that is held out if there is no validation split, as in VTAB.
 HELD_OUT = 0.2
 _Penalty = Annotated[float, Range(0, 1e30, '(]')]
 
@@ -31,12 +32,12 @@ class DataSet(features.DataSet):
 
 
 class LinearProbe(features.Probe):
-  """Accuracy on a test split of a linear classifier fitted to a train split.
+  """Test accuracy of a linear classifier that is fitted to a train split.
 
-  It is a multinomial logistic regression, see `logistic`, fitted with each penalty; the
-  one with the best accuracy on the validation split (the strongest of equally good ones)
-  is fitted again to train and validation together, and that is tested. With a single
-  penalty nothing is chosen and nothing held out.
+  The classifier is a multinomial logistic regression, see `logistic`. It is fitted with each
+  penalty. The penalty with the best accuracy on the validation split wins, or the strongest
+  of equally good ones. The classifier is then fitted to train and validation together with
+  that penalty, and tested. With a single penalty nothing is held out.
   """
 
   DATA = DataSet
@@ -63,25 +64,28 @@ class LinearProbe(features.Probe):
 
     Args:
       datasets: {name: arguments of `DATA`}.
-      l2: penalties to choose from, of the sum over examples; scikit-learn's C is 1 / l2.
-      standardize: give every feature mean 0 and standard deviation 1 on the images that
-        are fitted to, so that one list of penalties fits features of any scale. False to
-        reproduce protocols without it, such as CLIP's.
-      max_iterations: of L-BFGS, for each penalty.
+      l2: penalties to choose from, relative to the sum over examples; scikit-learn's C is
+        1 / l2.
+      standardize: whether to scale every feature to mean 0 and standard deviation 1 on the
+        images that are fitted, so that one list of penalties suits features of any scale.
+        False reproduces protocols without it, such as CLIP's.
+      max_iterations: the most iterations of L-BFGS, for each penalty.
     """
     self.l2 = sorted(set(l2), reverse=True)
     self.standardize, self.max_iterations = standardize, max_iterations
     super().__init__(mesh, check_stop, model, datasets=datasets, **options)
     for name, splits in self.datasets.items():
-      if 'val' not in splits:  # raises at once if it is impossible
+      if 'val' not in splits:
+        # Raises now if there are too few examples to hold out.
         self._choose_validation(name, *[splits['train'].num_examples] * 2)
 
   def measure(self, name, splits, extract) -> dict[str, float]:
     """Returns the accuracies of one data set, and facts about the fit.
 
-    `top1` is on the test split, `top1_val` that of the chosen penalty `l2` on the
-    validation split; `iterations` and `gradient`, the largest derivative of the mean loss,
-    are those of the last fit. NaN where squares of features are not finite.
+    `top1` is the accuracy on the test split, `l2` the chosen penalty, and `top1_val` its
+    accuracy on the validation split. `iterations` and `gradient`, the largest derivative of
+    the mean loss, are those of the last fit. `top1` is NaN if squares of features are not
+    finite.
     """
     parts = {split: extract(batches) for split, batches in splits.items()}
     classes = splits['test'].num_classes
@@ -102,11 +106,13 @@ class LinearProbe(features.Probe):
     best, start, metrics, gradients = self.l2[0], None, {}, {}
     if len(self.l2) > 1:
       fits, on_val = {}, []
-      for l2 in self.l2:  # each from the solution of the stronger penalty before it
+      for l2 in self.l2:
+        # Start from the solution of the next stronger penalty.
         start = fits[l2] = fit(~held_out, l2, start=start)
         on_val.append(logistic.count_right(rows, start, held_out) / held_out.sum())
       gradients = {l2: f.gradient for l2, f in fits.items()}
-      best = self.l2[int(np.argmax(on_val))]  # the strongest come first, and win ties
+      # The strongest penalties come first, and win ties.
+      best = self.l2[int(np.argmax(on_val))]
       metrics, start = {'top1_val': float(max(on_val))}, fits[best]
     last = fit(np.ones(rows.num_rows), best, start=start)
     gradients[best] = max(last.gradient, gradients.get(best, 0))
@@ -120,8 +126,9 @@ class LinearProbe(features.Probe):
     }
 
   def _choose_validation(self, name: str, examples: int, train: int) -> np.ndarray:
-    """Returns which examples, bool [N], choose the penalty; the others are fitted to."""
-    if len(self.l2) == 1 or examples > train:  # the named validation split comes last
+    """Returns the validation mask, bool [N]: the examples that choose the penalty."""
+    # The validation split comes last if there is one.
+    if len(self.l2) == 1 or examples > train:
       return np.arange(examples) >= train
     chosen = np.random.default_rng(0).permutation(train)
     count = round(HELD_OUT * train)

@@ -1,11 +1,11 @@
-"""Multinomial logistic regression, all rows at once: the mathematics, no data, no model.
+"""Multinomial logistic regression on all rows at once; knows neither data nor models.
 
-Over weights W [D, K] and biases b [K] it minimises
+It minimises, over weights W [D, K] and biases b [K],
 
   sum over rows of cross entropy(W' z + b, y)  +  l2 / 2 |W|^2,   z = (x - mean) / std,
 
-the objective of scikit-learn's `LogisticRegression` with C = 1 / l2; z is x where
-features are not standardised. L-BFGS (Liu and Nocedal 1989, as in optax) works on this
+which is the objective of scikit-learn's `LogisticRegression` with C = 1 / l2. If features
+are not standardised, z = x. L-BFGS (Liu and Nocedal 1989, as in optax) minimises this sum
 divided by the number of rows, in float32 with products at highest precision. Rows are
 spread over the devices of a mesh.
 """
@@ -23,25 +23,31 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax import sharding
 from vit_jax.evaluators.lsr import STD_EPSILON
 
-# The largest derivative of the mean loss at which a fit ends: a tenth of scikit-learn's.
+# A fit ends when no derivative of the mean loss is larger; a tenth of scikit-learn's default.
 TOLERANCE = 1e-5
-_LOGITS = 2**24  # logits in memory at once on each device: 64 MB
-_STEPS = 25  # iterations of L-BFGS between two calls of `check_stop`
+# Number of logits in the memory of a device at a time: 64 MB.
+_LOGITS = 2**24
+# Number of iterations of L-BFGS between two calls of `check_stop`.
+_STEPS = 25
 _SOLVER = optax.lbfgs(memory_size=10)
 
 
 class Fit(NamedTuple):
   """A solution, for features z = (x - mean) / std."""
 
-  params: dict  # {'kernel': W [D, K], 'bias': b [K]}
-  mean: jax.Array  # [D]; 0 if features are not standardised
-  std: jax.Array  # [D]; 1 if they are not
+  # {'kernel': W [D, K], 'bias': b [K]}.
+  params: dict
+  # [D], 0 if features are not standardised.
+  mean: jax.Array
+  # [D], 1 if features are not standardised.
+  std: jax.Array
   iterations: int
-  gradient: float  # largest derivative, absolute, of the objective per row
+  # The largest absolute derivative of the objective per row.
+  gradient: float
 
 
 class Rows:
-  """Features and classes in chunks, of which each device of a mesh has a part."""
+  """Features and classes in chunks; each device of a mesh holds a part of every chunk."""
 
   def __init__(self, x: np.ndarray, y: np.ndarray, num_classes: int, mesh):
     """Places x [N, D] float32 and y int [N], the same on every host."""
@@ -53,7 +59,7 @@ class Rows:
     self.x, self.y = (self.place(a) for a in (x, np.asarray(y, np.int32)))
 
   def place(self, a: np.ndarray) -> jax.Array:
-    """Returns a value per row [N, ...] as [chunks, size, ...], 0 for padding."""
+    """Places an array with N rows on the mesh as [chunks, size, ...], padded with 0."""
 
     def part(index):
       rows = np.arange(self._chunks * self._size).reshape(self._chunks, -1)[index[:2]]
@@ -77,16 +83,17 @@ def fit(
   start: Fit | None = None,
   check_stop: Callable[[], None] = lambda: None,
 ) -> Fit:
-  """Returns the solution, once no derivative of the objective exceeds the tolerance.
+  """Minimises the objective until no derivative exceeds the tolerance.
 
-  It ends earlier after `max_iterations`, or where float32 has no better solution: the
-  caller compares `Fit.gradient` with the tolerance.
+  It also ends after `max_iterations`, or when float32 has no better solution. The caller
+  therefore compares `Fit.gradient` with the tolerance.
 
   Args:
-    weights: [N], 1 for rows to fit to, 0 for others.
-    standardize: by mean and standard deviation of the rows to fit to.
-    start: a fit to start from; None: zeros.
-    check_stop: called every few iterations; raises to leave.
+    weights: [N], 1 for rows to fit, 0 for others.
+    standardize: whether to standardise features by the mean and standard deviation of the
+      rows to fit.
+    start: a fit to start from; None: start from zeros.
+    check_stop: called every few iterations; may raise an exception to stop.
   """
   w = rows.place(np.asarray(weights, np.float32))
   mean, std = np.zeros(rows.width, np.float32), np.ones(rows.width, np.float32)
@@ -103,7 +110,7 @@ def fit(
     last = min(iterations + _STEPS, max_iterations)
     state, progress = _advance(state, problem, last, tolerance, rows.mesh)
     iterations, value, gradient = jax.device_get(progress)
-    # Float32 gets no closer once neither falls.
+    # Float32 gets no closer once neither the value nor the gradient falls.
     better = value < before[0] or gradient < before[1]
     if gradient <= tolerance or iterations >= max_iterations or not better:
       return Fit(state[0], mean, std, int(iterations), float(gradient))
@@ -111,7 +118,7 @@ def fit(
 
 
 def count_right(rows: Rows, fitted: Fit, weights: np.ndarray | None = None) -> int:
-  """Returns the number of rows with weight 1 (None: of all) whose largest logit is right."""
+  """Counts the rows with weight 1 (None: all rows) whose largest logit is right."""
   weights = np.ones(rows.num_rows) if weights is None else weights
   w = rows.place(np.asarray(weights, np.int32))
   return int(_count_right(fitted[:3], (rows.x, rows.y, w)))
@@ -119,7 +126,7 @@ def count_right(rows: Rows, fitted: Fit, weights: np.ndarray | None = None) -> i
 
 @jax.jit
 def usable(x: jax.Array) -> jax.Array:
-  """Whether all numbers and their squares, which are summed, are finite."""
+  """Whether all numbers and their squares are finite; the fit sums the squares."""
   return jnp.isfinite(x * x).all()
 
 
@@ -147,10 +154,11 @@ def _count_right(fitted, chunks):
 
 
 def _objective(problem):
-  """Returns params -> the objective per row."""
+  """Returns a function of the parameters, the objective per row."""
   *chunks, mean, std, l2 = problem
 
-  @jax.checkpoint  # so that the derivative does not hold the logits of all rows
+  # Recomputed, so that the derivative does not hold the logits of all rows.
+  @jax.checkpoint
   def entropy(params, chunk):
     x, y, w = chunk
     logits = _logits(params, x, mean, std)
@@ -167,7 +175,7 @@ def _objective(problem):
 def _begin(params, mesh):
   """Returns (params, state of the solver) on every device."""
   state = params, _SOLVER.init(params)
-  # Weak types, which optax starts with, would have `_advance` compiled twice.
+  # optax starts with weak types, with which `_advance` would be compiled twice.
   state = jax.tree.map(lambda a: jax.lax.convert_element_type(a, a.dtype), state)
   return jax.lax.with_sharding_constraint(state, sharding.replicated_sharding(mesh))
 

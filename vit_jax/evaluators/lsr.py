@@ -1,8 +1,8 @@
-"""Few-shot linear regression in closed form: the mathematics, no data, no model.
+"""Few-shot linear regression in closed form; knows neither data nor models.
 
-Ridge regression of features on targets in {-1, 1}, as the ViT paper measures
-representations (section 4.1, "few-shot accuracies"); constants as the reference code
-(big_vision `fewshot_lsr`, and the older one with its sweep of the ridge).
+A ridge regression of features on targets in {-1, 1}, by which the ViT paper measures
+representations (section 4.1, "few-shot accuracies"). Constants are those of the reference
+code: big_vision's `fewshot_lsr`, and the older code with its sweep of the ridge.
 """
 
 import functools
@@ -21,10 +21,11 @@ SWEEP_L2 = tuple(2.0**exponent for exponent in range(-10, 20))
 def draw(
   labels: np.ndarray, num_classes: int, shots: tuple[int, ...], seed: int
 ) -> dict[int, np.ndarray]:
-  """Returns {shots: indices of the chosen examples, class by class}.
+  """Draws examples of each class: {shots: indices of the examples, class by class}.
 
-  One generator per call; each class in order is permuted once and its first `shots` are
-  taken, so that more shots contain the fewer. Every class must have max(shots).
+  One generator permutes the examples of each class in turn. The first `shots` of them are
+  taken, so that a larger number of shots contains a smaller one. Every class must have
+  max(shots) examples.
 
   Args:
     labels: int [N].
@@ -38,19 +39,23 @@ def draw(
 def accuracies(train_x, train_y, test_x, test_y, l2, *, num_classes: int) -> jax.Array:
   """Returns the fraction of right answers for each ridge, [R] float32.
 
-  With X [N, D] whitened by its own mean and standard deviation and extended by the
-  constant, and Y in {-1, 1}, the weights are (X'X + l2 I)^-1 X'Y where N >= D, else the
-  same thing as X'(XX' + l2 I)^-1 Y. One eigendecomposition of the smaller Gram matrix
-  serves every l2. In float32 at highest precision, on the device of the inputs. NaN
-  where features are not finite (an argmax of NaN would be class 0).
+  X [N, D] are the features, standardised by their mean and standard deviation and extended
+  by the constant; Y is in {-1, 1}. The weights are (X'X + l2 I)^-1 X'Y if N >= D, and
+  otherwise X'(XX' + l2 I)^-1 Y, which is the same. One eigendecomposition of the smaller
+  Gram matrix serves every l2. Computed in float32 at highest precision, on the device of
+  the inputs. NaN if features are not finite, because an argmax of NaN would be class 0.
 
   Args:
-    train_x: [N, D-1]. train_y: int [N]. test_x: [n, D-1]. test_y: int [n].
+    train_x: [N, D-1].
+    train_y: int [N].
+    test_x: [n, D-1].
+    test_y: int [n].
     l2: ridges [R], positive.
   """
   fit = fit_ridges(train_x, train_y, test_x, num_classes)
 
-  def accuracy(ridge):  # one ridge at a time: all scores at once might not fit
+  def accuracy(ridge):
+    # One ridge at a time, because the scores of all ridges might not fit into memory.
     s = scores(fit, ridge)
     right = (s.argmax(-1) == test_y).mean(dtype=jnp.float32)
     return jnp.where(jnp.isfinite(s).all(), right, jnp.nan)
@@ -71,12 +76,18 @@ def fit_ridges(train_x, train_y, test_x, num_classes):
 def decompose(x, y, z, *, primal: bool):
   """Returns the three factors of the scores; both forms give the same scores.
 
-  x [N, D], y [N, K], z [n, D] -> left [n, r], eigenvalues [r], right [r, K], with r = D
-  in the primal form and N in the dual.
+  Args:
+    x: training features [N, D].
+    y: training targets [N, K].
+    z: test features [n, D].
+    primal: whether to use the primal form, with r = D; r = N in the dual form.
+
+  Returns:
+    left [n, r], eigenvalues [r], right [r, K].
   """
   eigenvalues, q = jnp.linalg.eigh(x.T @ x if primal else x @ x.T)
-  # A Gram matrix has no eigenvalues below zero: such are rounding errors, and a small l2
-  # must not meet them.
+  # A Gram matrix has no negative eigenvalues. Rounding errors may give some, and a small l2
+  # could cancel them.
   eigenvalues = jnp.maximum(eigenvalues, 0)
   left = z @ q if primal else z @ (x.T @ q)
   return left, eigenvalues, q.T @ (x.T @ y if primal else y)

@@ -1,16 +1,17 @@
-"""predictions.npz: a model's outputs for each example of an evaluation.
+"""predictions.npz: the outputs of a model for each example of an evaluation.
 
-One file holds the latest predictions of every evaluation of a run: for 'test' the number
-`test/step` and, if its answers are classes, arrays over n examples in the split's order:
+One file holds the latest predictions of every evaluation of a run. For the evaluation 'test'
+it has the number `test/step` and, if the outputs are classes, arrays over n examples in the
+order of the split:
 
   test/index        int32 [n]          the example's position in the split
-  test/label        int32 [n]          its class; -1 where it has several
-  test/top          int32 [n, k]       the k = min(5, K) classes of the largest logits
+  test/label        int32 [n]          its class; -1 if it has several
+  test/top          int32 [n, k]       the k = min(5, K) classes with the largest logits
   test/probability  float32 [n, k]     their probabilities, by softmax or sigmoid as the loss
-  test/right        bool [n, k]        whether each is a label of the example
+  test/right        bool [n, k]        whether each of them is a label of the example
 
-Classes have the model's numbers, also where the data numbers them otherwise.
-Images that could not be read are left out.
+Classes have the model's numbers, even if the data has other numbers for them. Images that
+could not be read are left out.
 """
 
 import io
@@ -24,19 +25,19 @@ from vit_jax import files
 from vit_jax.errors import UserError
 
 FILE = 'predictions.npz'
-# Of more examples only every second, third, ... is stored: at most 5 MB, and examples of
-# all classes even if the split is sorted by class.
+# The most examples that are stored, 5 MB. Of a larger split only every second, third, ...
+# example is stored, so that all classes occur even if the split is sorted by class.
 MOST = 100_000
 _ARRAYS = ('index', 'label', 'top', 'probability', 'right')
 
 
 def make_rows(batch: dict, logits, targets, counted, loss: str) -> dict:
-  """Returns the rows of a batch, inside jit: {name: array [B] or [B, k]}, and 'counted'.
+  """Makes the rows of a batch inside jit: {name: array [B] or [B, k]}, and 'counted'.
 
   Args:
     logits: float32 [B, K].
     targets: bool [B, K], which classes are labels.
-    counted: bool [B]; the other rows are padding, or have no label.
+    counted: bool [B]; False for padding and for images without a label.
   """
   values, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
   if loss == 'sigmoid':
@@ -54,7 +55,7 @@ def make_rows(batch: dict, logits, targets, counted, loss: str) -> dict:
 
 
 class Collector:
-  """Gathers the rows of an evaluation, `MOST` of them at most."""
+  """Collects the rows of an evaluation, at most MOST."""
 
   def __init__(self, num_examples: int):
     self._stride = -(-num_examples // MOST)
@@ -66,7 +67,7 @@ class Collector:
     self._parts.append({key: rows[key][chosen] for key in _ARRAYS})
 
   def result(self) -> dict[str, np.ndarray]:
-    """Returns {name: array}, in the order of the split."""
+    """Returns the rows in the order of the split: {name: array}."""
     parts = self._parts
     joined = {key: np.concatenate([part[key] for part in parts]) for key in _ARRAYS}
     order = np.argsort(joined['index'], kind='stable')
@@ -74,7 +75,7 @@ class Collector:
 
 
 def pack(evaluations: dict[str, dict]) -> bytes:
-  """Returns the file's bytes, given {name of an evaluation: its arrays}."""
+  """Returns the bytes of the file, given {name of an evaluation: its arrays}."""
   file = io.BytesIO()
   np.savez_compressed(
     file,
@@ -84,7 +85,7 @@ def pack(evaluations: dict[str, dict]) -> bytes:
 
 
 def read(folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
-  """Returns {name of an evaluation: {'step', 'index', 'label', 'top', ...}}; {} of none."""
+  """Reads {name of an evaluation: {'step', 'index', 'label', ...}}; {} if there is no file."""
   path, evaluations = files.path(folder) / FILE, {}
   if not path.is_file():
     return {}

@@ -1,12 +1,12 @@
-"""Tuning: the parameters that a run trains, and those that it adds; the `tune` section.
+"""Tuning methods, the config's `tune` section: which parameters a run trains and adds.
 
-A method says by path rules (regex, whether it trains; see `vit_jax.trees`) which of the
-model's parameters are trained, and may add parameters of its own, which always are. All
-others are frozen: they have no gradient, no moments and no average, and checkpoints do
-not hold them, because they can be read again from the weights that the run started from.
+A method has path rules (regex, whether to train; see `vit_jax.trees`) for the parameters of
+the model. It may add parameters of its own, which are always trained. All other parameters
+are frozen: they have no gradient, no moments and no average. Checkpoints do not hold them,
+because they can be read again from the weights that the run started from.
 
-No model knows of this. Added parameters act by interception of the model's layers, see
-`tuned.Tuned`; a model's `Family` tells where its blocks are.
+Models know nothing of tuning. Added parameters act by intercepting the model's layers, see
+`tuned.Tuned`. The `Family` of a model says where its blocks are.
 """
 
 import flax.linen as nn
@@ -49,10 +49,11 @@ def attach(
     **options: the fields of the method's class.
 
   Returns:
-    (the model itself, or a `Tuned` with added parameters; which parameters are trained).
+    (the model itself or a `Tuned` with the added parameters, the rules for which parameters
+    are trained).
 
   Raises:
-    UserError: for an unknown method, or one that this model cannot take.
+    UserError: for an unknown method, or a method that does not fit this model.
   """
   chosen = build(method, **options)
   backbone = Backbone(model, family, tuple(image_shape))
@@ -72,9 +73,9 @@ def attach(
 
 
 def _frozen_norms(backbone: Backbone, rules: Rules) -> tuple[str, ...]:
-  """Returns the paths of batch norms without a trained parameter.
+  """Returns the paths of the batch norms that have no trained parameter.
 
-  Their running statistics stay those that the frozen parameters were trained with.
+  Their running statistics do not change in training: they belong to the frozen parameters.
   """
   if all(trains for _, trains in rules):
     return ()
@@ -87,22 +88,22 @@ def _frozen_norms(backbone: Backbone, rules: Rules) -> tuple[str, ...]:
 
 
 def build(method: str = 'full', **options) -> Method:
-  """Returns the method of a `tune` section; arguments as of `attach`."""
+  """Returns the method of a `tune` section; takes the same arguments as `attach`."""
   bind('config.tune', options, METHODS.signature(method))
   options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
   return METHODS[method](**options)
 
 
 def is_added(name: str) -> bool:
-  """Whether a name of `trees.flatten_variables` is that of an added parameter or statistic."""
+  """Whether a name of `trees.flatten_variables` is an added parameter or statistic."""
   return name.startswith((f'{SCOPE}/', f'{trees.STATS}/{SCOPE}/'))
 
 
 def partition(params: dict, rules: Rules) -> tuple[dict, dict]:
-  """Returns (trained, frozen), see `trees.partition`.
+  """Splits parameters into (trained, frozen), see `trees.partition`.
 
   Raises:
-    UserError: for a rule that trains none of the parameters.
+    UserError: for a rule that trains, but matches no parameter.
   """
   names = list(trees.flatten(params))
   with prefix_errors('config.tune'):

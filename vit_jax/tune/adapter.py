@@ -1,4 +1,4 @@
-"""Adapters: Houlsby et al., arXiv 1902.00751, placed as by Pfeiffer et al., 2005.00247."""
+"""Adapters of Houlsby et al. (arXiv 1902.00751) at the places of Pfeiffer et al. (2005.00247)."""
 
 import dataclasses
 import re
@@ -14,15 +14,16 @@ from vit_jax.tune.tuned import Addition
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adapter(Method):
-  """h + up(gelu(down(h))), h what a block's last branch adds to the residual; the head.
+  """Trains the head, and an adapter h + up(gelu(down(h))) in each block.
 
-  In a ViT h is what the MLP returns: one adapter a block. GELU is the exact one. `up`
-  starts at zero and `down` does not, so that the model starts as it was and both learn.
-  The code released with VPT (arXiv 2203.12119) starts both at zero, where neither ever
-  gets a gradient and only the last bias moves.
+  h is the output of the block's last branch, before it is added to the residual: in a ViT
+  the output of the MLP. GELU is the exact one. `up` starts at zero and `down` does not, so
+  that the model starts unchanged and both can learn. The code released with VPT (arXiv
+  2203.12119) starts both at zero. Then neither ever gets a gradient, and only the last bias
+  changes.
 
   Attributes:
-    reduction: between down and up there are D / reduction channels; 8, 64, 256 in VPT.
+    reduction: there are D / reduction channels between down and up; 8, 64 or 256 in VPT.
   """
 
   by_block: ClassVar = True
@@ -46,7 +47,7 @@ class Adapters(Addition):
   """Parameters `PATH/down/{kernel,bias}` and `PATH/up/{kernel,bias}` for each place.
 
   Attributes:
-    places: (path of a layer, D, channels between), each.
+    places: (path of the layer, D, number of channels between) of each adapter.
   """
 
   places: tuple[tuple[str, int, int], ...]

@@ -16,9 +16,9 @@ class Layer:
   """One layer of a model, as it is called for one image.
 
   Attributes:
-    kind: class of its module.
-    inputs, outputs: shapes of its first argument, and of what it returns (of several
-      things, the first).
+    kind: the class of its module.
+    inputs: the shape of its first argument.
+    outputs: the shape of its result, or of the first one if it returns several.
   """
 
   kind: type
@@ -28,7 +28,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Backbone:
-  """A model before anything is added to it.
+  """A model without added parameters.
 
   Attributes:
     model: a Linen module.
@@ -47,12 +47,12 @@ class Backbone:
 
   @property
   def layers(self) -> dict[str, Layer]:
-    """Layers by path, 'a/b', also those without parameters."""
+    """Layers by path, 'a/b', including layers without parameters."""
     return _trace(self.model, self.image_shape)[1]
 
   @functools.cached_property
   def blocks(self) -> list[str]:
-    """Paths of the repeated blocks, in the order in which they are run."""
+    """Paths of the repeated blocks, in the order in which the model runs them."""
     depths, _ = self.family.depths(self.shapes)
     paths = {}
     for name in self.shapes:
@@ -62,7 +62,7 @@ class Backbone:
     return [paths[depth] for depth in sorted(paths)]
 
   def head(self, method: str) -> Layer:
-    """Returns the head, whose input is [1, D]; ValueError for a model without one."""
+    """Returns the head, whose input is [1, D]; raises ValueError if the model has none."""
     if 'head' not in self.layers:
       raise ValueError(
         f'method={method} is for a model with a head, and config.model.num_classes=None '
@@ -73,7 +73,7 @@ class Backbone:
 
 @functools.lru_cache(maxsize=16)
 def _trace(model, image_shape) -> tuple[dict, dict]:
-  """Returns (shapes, layers) of a `Backbone`, traced once for each model and size."""
+  """Traces a model and returns the (shapes, layers) of its `Backbone`."""
   layers: dict[str, Layer] = {}
 
   def record(call, args, kwargs, context):
@@ -81,7 +81,7 @@ def _trace(model, image_shape) -> tuple[dict, dict]:
     if context.method_name == '__call__' and args:
       first = result[0] if isinstance(result, tuple) else result
       path = '/'.join(context.module.path)
-      # Only models take or give a dict of maps: its first map counts.
+      # If an argument or result is a dict of maps, as in composite models, the first map counts.
       sizes = (jax.tree.leaves(x)[0].shape for x in (args[0], first))
       layers[path] = Layer(type(context.module), *sizes)
     return result

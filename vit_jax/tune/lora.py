@@ -15,25 +15,24 @@ from vit_jax.errors import did_you_mean
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import SCOPE, Addition
 
-_USUAL = (
-  r'.*/(query|value)/kernel'  # section 4.2; what `layers` is where a model has them
-)
+# The default of `layers` where a model has these kernels (section 4.2).
+_USUAL = r'.*/(query|value)/kernel'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lora(Method):
-  """Kernels plus alpha / rank * A B of low rank, and the head.
+  """Trains the head, and a product of low rank, alpha / rank * A B, added to kernels.
 
-  B starts at zero: the model starts as it was. After training the sum can take the
-  kernel's place, which `vit_jax convert` writes.
+  B starts at zero, so that the model starts unchanged. After training, `vit_jax convert`
+  adds the product to the kernel.
 
   Attributes:
-    rank: of A [inputs, rank] and B [rank, outputs].
+    rank: the rank of A [inputs, rank] and B [rank, outputs].
     alpha: A B is multiplied by alpha / rank.
-    layers: regexes, matched in full against the names of parameters, of the kernels; by
-      default those of query and value, or where a model has none every kernel of its
-      blocks. A convolution's kernel [h, w, C, K] is a matrix [h w C, K]; the sum is
-      standardised where the kernel is.
+    layers: regexes that match the names of kernels in full. By default the kernels of query
+      and value, or every kernel of the blocks in a model that has none of these. The kernel
+      of a convolution [h, w, C, K] counts as a matrix [h w C, K]; where the layer
+      standardises its kernel, it standardises the sum.
   """
 
   by_block: ClassVar = True
@@ -81,7 +80,7 @@ class Lora(Method):
 
 
 def _sizes(backbone, name: str) -> tuple[int, int]:
-  """Returns (inputs, outputs) of a kernel as a matrix."""
+  """Returns the (inputs, outputs) of a kernel that is seen as a matrix."""
   shape = backbone.shapes[name]
   _, outputs = backbone.family.matrix_axes(name) or ((), (-1,))
   size = math.prod(shape[axis] for axis in outputs)
@@ -89,11 +88,11 @@ def _sizes(backbone, name: str) -> tuple[int, int]:
 
 
 class LowRank(Addition):
-  """Parameters `PATH/lora_a` and `PATH/lora_b` for each layer with a kernel.
+  """Parameters `PATH/lora_a` and `PATH/lora_b` for each place.
 
   Attributes:
-    places: (path of a layer, inputs, outputs), each.
-    scale: of their product.
+    places: (path of the layer, inputs, outputs) of each kernel.
+    scale: the factor of the product.
   """
 
   places: tuple[tuple[str, int, int], ...]
@@ -102,7 +101,7 @@ class LowRank(Addition):
 
   @nn.compact
   def layers(self, images, train):
-    # A as the paper's code has it: uniform, of variance 1 / (3 inputs).
+    # A starts as in the paper's code: uniform with variance 1 / (3 inputs).
     random = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
     made = {}
     for path, inputs, outputs in self.places:
@@ -120,14 +119,16 @@ class LowRank(Addition):
 
       def other(call, x):
         if not module.has_variable('params', 'kernel'):
-          return call(x)  # the module is being initialised, and B is zero
+          # The module is being initialised. B is zero then.
+          return call(x)
         own = module.variables['params']
         change = self.scale * (a @ b).reshape(own['kernel'].shape)
         changed = {**own, 'kernel': own['kernel'] + change}
         return module.clone(parent=None).apply({'params': changed}, x)
 
-      # A product is linear in the kernel, so that a dense layer needs no sum of kernels
-      # and no gradient by one. Convolutions get the sum: they may standardise their kernel.
+      # A dense layer is linear in its kernel, so the product is applied to the input, without
+      # a sum of kernels and its gradient. Convolutions may standardise their kernel, and
+      # therefore get the sum.
       return dense if isinstance(module, nn.Dense) else other
 
     paths = {path for path, *_ in self.places}

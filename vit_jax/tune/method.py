@@ -19,31 +19,31 @@ class Method:
   """One way to tune: its fields are the options of the config's section `tune`.
 
   Attributes:
-    trains_backbone: whether it changes parameters of the model itself. Otherwise the
-      model computes as in evaluation, without dropout and stochastic depth.
-    by_block: whether it treats each block on its own, which scanned blocks do not allow.
+    trains_backbone: whether it trains parameters of the model other than the head. If not,
+      the model runs as in evaluation, without dropout and stochastic depth.
+    by_block: whether it treats each block separately, which scanned blocks do not allow.
   """
 
   trains_backbone: ClassVar[bool] = False
   by_block: ClassVar[bool] = False
 
   def rules(self, backbone: Backbone) -> Rules:
-    """Returns the rules for which of the model's parameters are trained, see `trees`."""
+    """Returns the rules that say which parameters of the model are trained, see `trees`."""
     return [HEAD, REST]
 
   def make_added(self, backbone: Backbone) -> nn.Module | None:
-    """Returns the module that is added, see `tuned.Addition`; None: nothing is.
+    """Returns the module to add to the model, see `tuned.Addition`; None adds nothing.
 
     Raises:
-      ValueError: for a model to which this cannot be added.
+      ValueError: if the method does not fit the model.
     """
     return None
 
   def merge_added(self, params: dict) -> dict:
-    """Merges added parameters, below `tune/`, into the model's own: {name: array}.
+    """Merges the added parameters, below `tune/`, into the model's own: {name: array}.
 
     Raises:
-      ValueError: where the model cannot express them.
+      ValueError: if the model's own parameters cannot express the added ones.
     """
     if added := [name for name in params if name.startswith(f'{SCOPE}/')]:
       raise ValueError(

@@ -12,11 +12,11 @@ from vit_jax.tune.tuned import Addition
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mlp(Method):
-  """k - 1 layers before the head: dense [D, D], ReLU, batch norm, dropout.
+  """Trains the head and k - 1 layers before it: dense [D, D], ReLU, batch norm, dropout.
 
   Attributes:
-    layers: k, the head included.
-    dropout: after each of them but the head.
+    layers: k, which includes the head.
+    dropout: the rate of dropout after each layer before the head.
   """
 
   layers: Depth = 3
@@ -31,7 +31,8 @@ class Mlp(Method):
 class Hidden(Addition):
   """Parameters `dense_0/{kernel,bias}`, `norm_0/{scale,bias}`, ...
 
-  The statistics of the norms are in the collection 'batch_stats', over the whole batch.
+  The norms compute their statistics over the whole batch, and keep running averages in the
+  collection 'batch_stats'.
   """
 
   number: int
@@ -39,7 +40,8 @@ class Hidden(Addition):
   dropout: float
 
   def setup(self):
-    init = nn.initializers.he_normal()  # as the released code, but of the inputs
+    # The released code counts the outputs of a layer; this counts its inputs.
+    init = nn.initializers.he_normal()
     self.dense = [nn.Dense(self.width, kernel_init=init) for _ in range(self.number)]
     self.norm = [nn.BatchNorm(momentum=0.9, epsilon=1e-5) for _ in range(self.number)]
     self.drop = Dropout(self.dropout)

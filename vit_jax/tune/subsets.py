@@ -1,4 +1,4 @@
-"""Methods that add nothing: a subset of the model's parameters is trained."""
+"""Methods that add no parameters, and train a subset of the model's own."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ from vit_jax.tune.method import HEAD, REST, Method
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Full(Method):
-  """Every parameter is trained: fine-tuning, or training from scratch."""
+  """Trains every parameter: fine-tuning, or training from scratch."""
 
   trains_backbone: ClassVar = True
 
@@ -21,14 +21,14 @@ class Full(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Linear(Method):
-  """Linear probing: the head is trained on features that the model gives in evaluation."""
+  """Linear probing: trains the head on the features of the model in evaluation."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bias(Method):
-  """BitFit (arXiv 2106.10199): the head and every parameter named `bias` are trained.
+  """BitFit (arXiv 2106.10199): trains the head and every parameter named `bias`.
 
-  Position tables that papers call biases have other names and stay frozen.
+  Tables of positions that papers call biases have other names and stay frozen.
   """
 
   trains_backbone: ClassVar = True
@@ -39,11 +39,11 @@ class Bias(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Partial(Method):
-  """The last `blocks` blocks are trained, and all that follows them: the norm, the head.
+  """Trains the last `blocks` blocks and all that follows them: the norm and the head.
 
-  Partial-k of VPT (arXiv 2203.12119, section 4.1). A block is that of the family: an
-  encoder block of a ViT, one bottleneck unit of a ResNet. A downsampling layer goes with
-  the stage that it leads to.
+  Partial-k of VPT (arXiv 2203.12119, section 4.1). The family defines a block: an encoder
+  block of a ViT, a bottleneck unit of a ResNet. A downsampling layer belongs to the stage
+  after it.
   """
 
   trains_backbone: ClassVar = True
@@ -64,7 +64,7 @@ class Partial(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByRules(Method):
-  """Parameters are trained whose names one of the regexes `train` matches in full."""
+  """Trains the parameters whose full name matches one of the regexes `train`."""
 
   trains_backbone: ClassVar = True
 

@@ -1,4 +1,4 @@
-"""A model with the parameters that a tuning method adds; the model knows nothing of them."""
+"""Wraps a model that knows nothing of tuning, and adds the parameters of a tuning method."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,20 +9,21 @@ import jax.numpy as jnp
 from vit_jax import trees
 from vit_jax.models.base import Model
 
-SCOPE = 'tune'  # added parameters stand below this name
+# Prefix of the names of added parameters.
+SCOPE = 'tune'
 
 
 class Tuned(Model):
-  """A model that computes with the parameters that a method adds.
+  """A model with the added parameters of a method.
 
-  The model's own parameters keep their names; those added are below `tune/`. Called as
-  the model is, it returns what the model returns.
+  The model's own parameters keep their names; added ones are below `tune/`. It takes the
+  same arguments as the model and returns the same results.
 
   Attributes:
     model: a model of a family.
     tune: the module with the added parameters, or None.
     trains_backbone: see `method.Method`.
-    frozen_norms: paths of batch norms that keep to their running statistics in training.
+    frozen_norms: paths of batch norms that use their running statistics in training too.
   """
 
   model: Model
@@ -59,7 +60,7 @@ class Tuned(Model):
     return self.clone(model=self.model.change(**values))
 
   def __call__(self, images, *, train: bool = False, **options):
-    """Calls the model; arguments and results are those of its own `__call__`."""
+    """Calls the model; takes and returns the same as the model's `__call__`."""
     options['train'] = train and self.trains_backbone
     replaced = lambda module, path: None
     if self.tune is not None:
@@ -84,31 +85,31 @@ class Tuned(Model):
 
 
 class Addition(nn.Module):
-  """The module that a method adds to a model."""
+  """Base class of the module that a method adds to a model."""
 
   def images(self, images):
-    """Returns the images [B, H, W, C] that the model gets."""
+    """Changes the images [B, H, W, C] before the model gets them."""
     return images
 
   def layers(self, images, train: bool) -> Callable:
-    """Returns the replacement of some of the model's layers; by default of none.
+    """Returns a function that replaces some of the model's layers; by default none.
 
-    It is called before the model, and reads its parameters then, because layers may be
-    inside of `nn.remat`, where no other parameters can be reached.
+    It is called before the model runs, and reads the added parameters then: a layer may be
+    inside `nn.remat`, where parameters of other modules cannot be reached.
 
     Args:
       images: the images that the model gets.
 
     Returns:
-      (module, path 'a/b') -> `(call, *args, **kwargs) -> result` instead of the module's
-      own `call`, or None.
+      A function of (module, path 'a/b'). It returns None for a layer that stays, or a
+      function `(call, *args, **kwargs) -> result` to run instead of the layer's own `call`.
     """
     return lambda module, path: None
 
   def make_params(self, made: Mapping[str, tuple[Callable, tuple[int, ...]]]) -> dict:
-    """Returns {'a/b/c': array} float32, parameters at these paths below this module's.
+    """Makes parameters {'a/b/c': float32 array} at these paths below this module.
 
-    From within a compact method.
+    To be called from a compact method.
 
     Args:
       made: {'a/b/c': (initializer, shape)}.

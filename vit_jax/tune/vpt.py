@@ -1,4 +1,4 @@
-"""Visual prompt tuning: VPT, arXiv 2203.12119."""
+"""Visual prompt tuning (VPT, arXiv 2203.12119)."""
 
 import dataclasses
 import math
@@ -22,26 +22,27 @@ POOLS = ('image', 'prompts', 'both')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vpt(Method):
-  """Learned prompts beside the tokens, or around the image, and the head.
+  """Trains the head and prompts, which are tokens or a frame around the image.
 
   Attributes:
-    number: of prompts; with `pad`, pixels on each side.
-    where: 'prepend': tokens behind the class token, with positions added to the other
-      tokens alone; 'before_positions': the same, with the class token's position added to
-      them; 'add': one prompt is added to every patch's token, or as many as there are
-      patches, one to each; 'pad': a frame around the image. By default the first of these
-      that the model takes: 'prepend' for ViT and hybrids, 'add' for Mixer, whose number
-      of tokens is fixed, 'pad' for convolutional models.
-    deep: prompts of their own before every block, in the place of the block before's
-      outputs for its prompts (VPT-deep), instead of before the first block alone
+    number: the number of prompts; with where='pad', the width of the frame in pixels.
+    where: where prompts enter. By default the first of these that the model takes: 'prepend'
+      for ViT and hybrids, 'add' for Mixer, whose number of tokens is fixed, and 'pad' for
+      convolutional models.
+      'prepend': as tokens after the class token, without position embeddings.
+      'before_positions': the same, with the position embedding of the class token.
+      'add': one prompt is added to every patch token, or one prompt per patch to its token.
+      'pad': as a frame around the image.
+    deep: whether every block has its own prompts, which replace the outputs of the block
+      before at the prompts' places (VPT-deep). Otherwise only the first block has prompts
       (VPT-shallow).
-    layers: with deep, the blocks that have prompts, from 0; by default all. There are none
-      in front of the first of these.
-    shared: with deep, the same prompts before each block.
-    dropout: of the prompts; 0.1 for deep in the released code.
-    pool: for tokens, the head's input in place of the model's own pooling: the mean of
-      the 'image' tokens, of the 'prompts', or of 'both'. Models that pool all their
-      tokens pool those of the image by default.
+    layers: with deep, the blocks that have prompts, counted from 0; by default all. Before
+      the first of them there are no prompts.
+    shared: with deep, whether all blocks have the same prompts.
+    dropout: rate of dropout on the prompts; the released code has 0.1 for deep prompts.
+    pool: which tokens are averaged for the head, instead of the model's own pooling: the
+      'image' tokens, the 'prompts', or 'both'. By default models that average all tokens
+      average the image tokens.
   """
 
   by_block: ClassVar = True
@@ -130,7 +131,7 @@ class Vpt(Method):
 
 
 def _scale(backbone) -> float:
-  """Returns v of the initial values, uniform in (-v, v), as for a patch embedding."""
+  """Returns v; prompts start uniform in (-v, v), as a patch embedding does."""
   names = [f.name for f in dataclasses.fields(backbone.model)]
   fields = {name: getattr(backbone.model, name) for name in names}
   patch = math.prod(backbone.family.stride(fields)) * backbone.image_shape[-1]
@@ -139,16 +140,16 @@ def _scale(backbone) -> float:
 
 
 class Places(NamedTuple):
-  """The places of a model's prompts.
+  """Where the prompts of a model are.
 
   Attributes:
     where: 'prepend', 'before_positions' or 'add', see `Vpt`.
-    blocks: paths of the blocks that have prompts of their own.
-    encoder: path of the encoder, whose tokens are pooled; None: not a Transformer.
-    first: number of tokens before the prompts: the class token.
+    blocks: paths of the blocks that have prompts.
+    encoder: path of the encoder, whose tokens are pooled; None if there is no Transformer.
+    first: number of tokens before the prompts, such as the class token.
     tokens: number of tokens N without prompts.
     width: D.
-    classifier: the model's field, how it pools; None: it has no such field.
+    classifier: the field `classifier` of the model, or None if it has no such field.
   """
 
   where: str
@@ -161,7 +162,7 @@ class Places(NamedTuple):
 
 
 class Prompts(Addition):
-  """The parameter `prompts` [sets, p, D], a set for each of the blocks or one for all.
+  """The parameter `prompts` [sets, p, D], one set for each block or one for all.
 
   Attributes:
     number: p.
@@ -184,7 +185,8 @@ class Prompts(Addition):
     )
     shape = (self.sets, self.number, at.width)
     prompts = self.param('prompts', init, shape, jnp.float32)[None]
-    if train and self.dropout:  # each image drops its own
+    if train and self.dropout:
+      # A mask of dropout for each image.
       prompts = jnp.broadcast_to(prompts, (images.shape[0], *shape))
       prompts = Dropout(self.dropout)(prompts, deterministic=False)
     replaced = {}
@@ -202,7 +204,7 @@ class Prompts(Addition):
     return instead
 
   def _wrap_block(self, prompts):
-    """Wraps a block that these prompts [1 or B, p, D] enter."""
+    """Wraps a block, so that it gets these prompts [1 or B, p, D]."""
 
     def block(call, x, *args, **kwargs):
       own = prompts.astype(x.dtype)
@@ -221,7 +223,7 @@ class Prompts(Addition):
     return jnp.concatenate([x[:, :first], prompts, x[:, first:]], axis=1)
 
   def _remove(self, x):
-    """Returns tokens [B, N, D], given [B, N or N + p, D]."""
+    """Removes the prompts from tokens [B, N or N + p, D], if there are any: [B, N, D]."""
     first, more = self.places.first, x.shape[1] - self.places.tokens
     return jnp.concatenate([x[:, :first], x[:, first + more :]], axis=1) if more else x
 
@@ -229,13 +231,13 @@ class Prompts(Addition):
     added = call(self._remove(x), grid)  # [1, N, D]
     if x.shape[1] == self.places.tokens:
       return added
-    # Prompts have no position, or that of the class token.
+    # Prompts have no position, or the position of the class token.
     like = added[:, :1] if self.places.where == 'before_positions' else 0 * added[:, :1]
     like = jnp.broadcast_to(like, (1, self.number, added.shape[-1]))
     return self._insert(like, added)
 
   def _wrap_encoder(self, prompts):
-    """Wraps the encoder; `prompts` [1 or B, p, D] are those of the first block."""
+    """Wraps the encoder; `prompts` [1 or B, p, D] are the prompts of the first block."""
 
     def encoder(call, x, grid, *, num_queries=None, **options):
       if self.places.where == 'before_positions':
@@ -247,7 +249,7 @@ class Prompts(Addition):
     return encoder
 
   def _select_pooled(self, x):
-    """Returns tokens from which the model's own pooling gives the mean named by `pool`."""
+    """Rearranges tokens so that the model's own pooling gives the mean named by `pool`."""
     first, behind = self.places.first, self.places.first + self.number
     parts = {
       'image': x[:, behind:],
@@ -263,10 +265,10 @@ class Prompts(Addition):
 
 
 class Frame(Addition):
-  """A frame of `pixels` learned pixels on each side (VPT, section 4.3, 'pad').
+  """A frame of learned pixels, `pixels` wide on each side (VPT, section 4.3, 'pad').
 
-  Parameters `rows` [2 p, W + 2 p, C], above and below, and `columns` [H, 2 p, C], at the
-  left and right.
+  Its parameters are `rows` [2 p, W + 2 p, C], above and below the image, and `columns`
+  [H, 2 p, C], to the left and right of it.
   """
 
   pixels: int
