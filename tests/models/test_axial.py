@@ -9,7 +9,7 @@ import pytest
 
 import vit_jax
 from tests.support import naming
-from tests.support.abstract import abstract_params
+from tests.support.abstract import abstract_params, count
 from vit_jax import explain
 from vit_jax.errors import UserError
 from vit_jax.models import vit
@@ -75,10 +75,9 @@ def test_a_block_is_one_along_rows_then_one_along_columns():
 
 def test_parameters():
   full, axial = (
-    vit_jax.create_model('vit', 'B/16', classifier='gap', scan=True, attention=kind)
+    vit_jax.create_model('vit', 'B/16', classifier='gap', attention=kind)
     for kind in ('full', 'axial')
   )
-  count = lambda model: sum(x.size for x in jax.tree.leaves(abstract_params(model)))
   assert count(axial) - count(full) == 12 * 7_087_872  # twelve blocks more
 
 

@@ -1,6 +1,47 @@
-"""Shapes of a model's parameters, without computing them."""
+"""Shapes of a model's parameters, and how many numbers they hold, without computing them."""
+
+import functools
+import math
+import re
+
+from vit_jax import trees
+
+# Blocks of one name have the same shapes: all of a ViT, a Mixer, or a stage of ConvNeXt
+# and Swin; of other stages those between the first and the last.
+ALIKE = re.compile(r'/(?:encoderblock_0|MixerBlock_0|stage(\d)_block_0)/')
+BETWEEN = re.compile(r'/(?:stage(\d)_block_1|block(\d)/unit0?2)/')
 
 
 def abstract_params(model, size: int = 224):
   """Returns the params for images of `size` x `size` pixels, as ShapeDtypeStructs."""
   return model.shapes((size, size, 3))['params']
+
+
+@functools.cache
+def _sizes(model, size) -> dict[str, int]:
+  params = trees.flatten(model.shapes((*size, 3))['params'])
+  return {f'/{name}': math.prod(x.shape) for name, x in params.items()}
+
+
+def count(model, size: tuple[int, int] = (224, 224)) -> int:
+  """Returns how many parameters a model has for images of `size`.
+
+  Traces one block of those that are alike, and multiplies what it holds.
+  """
+  kept, pattern, depths, short = 3, BETWEEN, (), {}
+  if type(model).__name__ in ('ConvNeXt', 'Swin'):
+    kept, pattern = 1, ALIKE
+  for field in ('depths', 'blocks', 'stem_blocks'):
+    if depths_of := getattr(model, field, None):
+      depths, short[field] = depths_of, tuple(min(n, kept) for n in depths_of)
+  if hasattr(model, 'depth') and not getattr(model, 'kv_heads', None):
+    short |= {'depth': 1, 'scan': False}
+  total = 0
+  for name, number in _sizes(model.clone(**short), size).items():
+    if 'depth' in short and ALIKE.search(name):
+      number *= model.depth
+    elif match := pattern.search(name):
+      stage = int(next(filter(None, match.groups())))
+      number *= max(1, depths[stage - 1] - kept + 1)
+    total += number
+  return total
