@@ -22,7 +22,7 @@ def attention_maps(
   batch_size: int = 8,
   **options,
 ) -> np.ndarray:
-  """Returns where a model attends, or which pixels speak for a class.
+  """Returns maps of where a model attends, or of which pixels speak for a class.
 
   | kind | what it is | options |
   |---|---|---|
@@ -32,24 +32,25 @@ def attention_maps(
   | gradient | gradient for a class times image: `saliency.gradient_times_input` | classes |
   | integrated | integrated gradients for a class: `saliency.integrated_gradients` | classes, steps=32, baseline=0.0 |
 
-  The first three need a model with attention; they are on its grid of patches, and not
-  negative. A map is one row of the weights: the class token's, if the model has one; with
-  attention pooling, the mean of the tokens' rows by its weights; otherwise the mean of all
-  rows. A row of the first two sums to 1, the class token's own share included. In a mean
-  of rows, class_rollout leaves out what each token is to itself, which is the same for
-  all. The last two work for every model; they are pixel by pixel, and have signs.
+  The first three need a model with attention. Their maps are on the grid of patches and not
+  negative. A map is one row of the weights: the row of the class token if the model has one;
+  with attention pooling, the mean of the tokens' rows by the pooling weights; otherwise the
+  mean of all rows. A row of the first two kinds sums to 1, including the share of the class
+  token. In a mean of rows, class_rollout leaves out the relevance of each token to itself,
+  which is the same for all tokens. The last two kinds work for every model. Their maps have
+  a value with a sign for each pixel.
 
   Args:
     source: an argument of `vit_jax.load`, or its result.
     images: paths, bytes, PIL images or uint8 arrays [H, W, C].
     kind: see the table.
-    classes: number of the class to explain, one for all images or one each; by default
-      the most probable of each image.
-    batch_size: images at a time. The weights of all layers are held for each of them, 22
-      MB for B/16 at 224 px, and for class_rollout as many gradients.
+    classes: number of the class to explain, one for all images or one for each; by default
+      the most probable class of each image.
+    batch_size: number of images in a batch. Each image needs memory for the weights of all
+      layers, 22 MB for B/16 at 224 px, and for class_rollout as much again for gradients.
 
   Returns:
-    float32 [B, h, w]: on the grid of patches, or [B, H, W] pixels.
+    float32 [B, h, w] on the grid of patches, or [B, H, W] for pixels.
   """
   function = choose('kind of attention map', kind, KINDS)
   parameters = inspect.signature(function).parameters.values()
@@ -75,8 +76,8 @@ def attention_maps(
 def attention_distances(source, images: Iterable, *, batch_size: int = 8) -> np.ndarray:
   """Returns the attention distance of each head in each image: float32 [B, L, M].
 
-  See `attention.attention_distance`; pixels are those of the model's input. Arguments are
-  those of `attention_maps`.
+  See `attention.attention_distance`; pixels are those of the model's input. Takes the same
+  arguments as `attention_maps`.
   """
   loaded = ensure_loaded(source)
   family, fields = loaded.model.family, loaded.model.fields()
@@ -117,7 +118,8 @@ def run_in_batches(
   for i in range(0, total, batch_size):
     parts = [x[i : i + batch_size] for x in arrays]
     number = len(parts[0])
-    missing = min(batch_size, total) - number  # so that one program serves all batches
+    # Pad, so that one program serves all batches.
+    missing = min(batch_size, total) - number
     pad = lambda x, n: np.pad(x, ((0, n), *((0, 0),) * (x.ndim - 1)))
     out = fn(variables, *(pad(x, missing) for x in parts))
     outputs.append(np.asarray(out)[:number])

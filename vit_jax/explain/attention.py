@@ -1,4 +1,4 @@
-"""Summaries of the attention weights of all layers, as pure functions of arrays."""
+"""Summarises the attention weights of all layers; pure functions of arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,8 @@ def rollout(attention: jax.Array, fusion: str = 'mean', residual: bool = True):
   "Quantifying Attention Flow in Transformers" (arXiv 2005.00928, section 3), as the ViT
   paper uses it (appendix D.8: the average over heads, multiplied through the layers):
   A_l = (weights + identity) / 2 with rows that sum to 1, R_1 = A_1, R_l = A_l R_(l-1).
-  The identity, which stands for the residual branch, is in the article that the ViT paper
-  cites, not in the ViT paper.
+  The identity stands for the residual branch. The article that the ViT paper cites has it,
+  the ViT paper does not mention it.
 
   Args:
     attention: [L, B, M, N, N], rows of weights that sum to 1; first layer first.
@@ -23,7 +23,8 @@ def rollout(attention: jax.Array, fusion: str = 'mean', residual: bool = True):
     residual: whether the identity is added.
 
   Returns:
-    float32 [B, N, N], rows that sum to 1: row i has the shares in the output at i.
+    float32 [B, N, N]. Row i has the shares of the input tokens in output token i; it sums
+    to 1.
   """
   fuse = choose('fusion', fusion, FUSIONS)
   a = fuse(jnp.asarray(attention, jnp.float32), axis=2)  # [L, B, N, N]
@@ -45,10 +46,10 @@ def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
 
   Args:
     attention: [L, B, M, N, N], first layer first.
-    gradients: of the class's score, by each weight; same shape.
+    gradients: gradients of the class's score with respect to the weights; same shape.
 
   Returns:
-    float32 [B, N, N], not normalised; it includes the identity.
+    float32 [B, N, N], not normalised, including the identity.
   """
   a = positive_part(attention, gradients)  # [L, B, N, N]
   result = jnp.broadcast_to(jnp.eye(a.shape[-1]), a.shape[1:])
@@ -68,10 +69,11 @@ def attention_distance(
 ) -> jax.Array:
   """Returns the mean attention distance of each head, pixels (ViT paper, figure 7 right).
 
-  The mean over query patches of the sum over key patches of weight times distance between
-  the centres. Tokens before the patches (cls) are left out, as queries and as keys, and
-  the weights on patches are divided by their sum: the paper does not say. Uniform
-  attention over 14 x 14 patches of 16 pixels gives 116.5.
+  For a query patch it is the sum over key patches of the weight times the distance between
+  the centres, averaged over query patches. Tokens before the patches, such as the class
+  token, are left out as queries and as keys, and the weights on patches are divided by their
+  sum; the paper does not mention this. Uniform attention over 14 x 14 patches of 16 pixels
+  gives 116.5.
 
   Args:
     attention: [L, B, M, N, N]; the last h * w tokens are patches, row by row.
@@ -79,8 +81,8 @@ def attention_distance(
     patch: (height, width) in pixels, or one number for both.
 
   Returns:
-    float32 [L, B, M]. The mean over images is the paper's dot, the standard deviation
-    its bar.
+    float32 [L, B, M]. In the paper's figure, dots are means over images and bars standard
+    deviations.
   """
   h, w = grid
   assert attention.shape[-1] >= h * w, (attention.shape, grid)

@@ -1,6 +1,7 @@
-"""The kinds of maps, as functions of a model and a batch of images.
+"""The kinds of maps: functions of a model and a batch of images.
 
-Each takes (model, variables, images [B, H, W, C], classes int [B]) and options by name.
+Each function takes (model, variables, images [B, H, W, C], classes int [B]), and options by
+name.
 """
 
 import jax
@@ -20,7 +21,7 @@ def rollout(model, variables, images, classes, *, fusion='mean', residual=True):
 
 
 def attention(model, variables, images, classes, *, layer=-1, head=None):
-  """Returns the weights of one layer, or with `layer='pooling'` of attention pooling."""
+  """Returns the weights of one layer, or of attention pooling if `layer='pooling'`."""
   attended, grid = weights.attention(model, variables, images)
   if layer == 'pooling':
     if attended.pooling is None:
@@ -46,7 +47,8 @@ def class_rollout(model, variables, images, classes):
   rows = maps.class_rollout(attended.layers, gradients.layers)
   if (pooling := attended.pooling) is not None:
     pooling = positive_part(pooling, gradients.pooling)
-  else:  # In a mean over tokens the identity is the same for all, and hides the rest.
+  else:
+    # In a mean over tokens the identity is the same for all tokens, and hides the rest.
     rows -= jnp.eye(rows.shape[-1])
   return _read(model, rows, pooling, grid)
 

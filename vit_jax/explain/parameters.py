@@ -6,12 +6,12 @@ import numpy as np
 
 
 class Components(NamedTuple):
-  """Principal components of filters; the first explains the most variance.
+  """Principal components of filters; the first one explains the most variance.
 
   Attributes:
-    filters: float32 [n, ph, pw, C], orthonormal; the sign makes the entry of largest
-      magnitude positive.
-    explained: float32 [n], each one's share of the variance over all filters.
+    filters: float32 [n, ph, pw, C], orthonormal. The sign of a component is chosen so that
+      its entry of largest magnitude is positive.
+    explained: float32 [n], the share of each component in the variance over all filters.
   """
 
   filters: np.ndarray
@@ -19,7 +19,7 @@ class Components(NamedTuple):
 
 
 def filters_pca(kernel, n: int | None = None) -> Components:
-  """Returns principal components of an embedding's filters (ViT paper, figure 7 left).
+  """Computes principal components of an embedding's filters (ViT paper, figure 7 left).
 
   Args:
     kernel: [ph, pw, C, D], D filters.
@@ -43,7 +43,7 @@ def filters_pca(kernel, n: int | None = None) -> Components:
 
 
 def rescale(filters) -> np.ndarray:
-  """Returns filters [n, ph, pw, C] as float32, each scaled from its range to [0, 1]."""
+  """Rescales each of the filters [n, ph, pw, C] from its range to [0, 1], as float32."""
   filters = np.asarray(filters, np.float32)
   low = filters.min((1, 2, 3), keepdims=True)
   span = filters.max((1, 2, 3), keepdims=True) - low
@@ -54,11 +54,11 @@ def posemb_similarity(table, grid: tuple[int, int]) -> np.ndarray:
   """Returns the cosine similarity of every two positions (ViT paper, figure 7 centre).
 
   Args:
-    table: [N, D] or [1, N, D]; the last h * w rows are patches, and others are left out.
+    table: [N, D] or [1, N, D]. The last h * w rows are patches; the others are left out.
     grid: (h, w).
 
   Returns:
-    float32 [h, w, h, w], a tile for each patch. 0 where a row is 0.
+    float32 [h, w, h, w], a tile for each patch. The similarity with a row of zeros is 0.
   """
   table = np.asarray(table, np.float32)
   patches = table.reshape(-1, table.shape[-1])[-grid[0] * grid[1] :]

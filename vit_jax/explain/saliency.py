@@ -1,7 +1,7 @@
 """Saliency by gradients, for any differentiable score.
 
-A `score` is a function of images [B, H, W, C] that returns [B], one number per image,
-which depends on that image alone.
+A `score` maps images [B, H, W, C] to [B], one number per image that depends on this image
+alone.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,18 @@ def gradient_times_input(score: Callable, images: jax.Array) -> jax.Array:
 def integrated_gradients(
   score: Callable, images: jax.Array, baseline: jax.Array | float = 0.0, steps: int = 32
 ) -> jax.Array:
-  """Returns each pixel's contribution to score(image) - score(baseline).
+  """Returns the contribution of each pixel to score(image) - score(baseline).
 
   "Axiomatic Attribution for Deep Networks" (arXiv 1703.01365, equation 1): the difference
-  to the baseline times the mean gradient on the straight line between them, by the
-  midpoint rule. The contributions sum to the difference, up to the error of that rule.
+  between image and baseline times the mean gradient on the straight line between them. The
+  mean is taken by the midpoint rule. The contributions sum to the difference of the scores,
+  up to the error of that rule.
 
   Args:
     score: see the module.
     images: float32 [B, H, W, C].
-    baseline: an image, or the value of all its pixels.
-    steps: number of gradients.
+    baseline: an image, or a value for all its pixels.
+    steps: number of gradients in the mean.
 
   Returns:
     float32 [B, H, W], summed over channels, with signs.

@@ -1,4 +1,4 @@
-"""The attention weights of a model, and how its head reads them."""
+"""Reads the attention weights of a model, and how its head combines the tokens."""
 
 import re
 from typing import NamedTuple
@@ -14,11 +14,11 @@ _SOWN = '/attention_weights'
 
 
 class Attention(NamedTuple):
-  """Attention weights, or the gradients by them.
+  """Attention weights, or gradients with respect to them.
 
   Attributes:
-    layers: [L, B, M, N, N] of the blocks.
-    pooling: [B, M, 1, N] of an attention pooling head, or None.
+    layers: [L, B, M, N, N], of the blocks.
+    pooling: [B, M, 1, N], of an attention pooling head, or None.
   """
 
   layers: jax.Array
@@ -26,7 +26,7 @@ class Attention(NamedTuple):
 
 
 def attention(model, variables, images) -> tuple[Attention, tuple[int, int]]:
-  """Returns (weights, (h, w) of the grid of patches) of a batch."""
+  """Returns the attention weights of a batch, and the (h, w) of its grid of patches."""
   _, sown, grid = _apply(model, variables, images)
   return _sort_layers(model, sown), grid
 
@@ -34,10 +34,10 @@ def attention(model, variables, images) -> tuple[Attention, tuple[int, int]]:
 def attention_and_gradients(
   model, variables, images, classes
 ) -> tuple[Attention, Attention, tuple[int, int]]:
-  """Returns (weights, gradients of the classes' logits by them, (h, w)).
+  """Returns (weights, gradients of a class's logit with respect to them, (h, w) of patches).
 
   Args:
-    classes: int [B], one per image.
+    classes: int [B], a class for each image.
   """
   shapes = jax.eval_shape(lambda: _apply(model, variables, images)[1])
   zeros = jax.tree.map(jnp.zeros_like, _unpack(shapes))
@@ -56,12 +56,13 @@ def reader(
 ) -> jax.Array:
   """Returns [B or 1, 1, N]: the share of each token in the vector that is classified.
 
-  With attention pooling these are its weights, averaged over heads; with a class token,
-  that token alone (with a second head, two of them, or with the mean of
-  patches, half of each); otherwise every patch has the same share, and prompts have none.
+  With attention pooling, the shares are its weights, averaged over heads. With a class
+  token, that token has all; with a second head, each of two tokens has half; if the mean of
+  the patches is added, the class token and the mean have half each. Otherwise all patches
+  have the same share. Prompts have none.
 
   Args:
-    pooling: [B, 1, N] of attention pooling, or None.
+    pooling: weights [B, 1, N] of attention pooling, or None.
     tokens: N.
     grid: (h, w) of patches.
   """
@@ -78,13 +79,13 @@ def reader(
 
 
 def reshape_to_grid(row: jax.Array, grid: tuple[int, int]) -> jax.Array:
-  """Returns the part of a row [B, N] on the patches, the last h * w tokens: [B, h, w]."""
+  """Reshapes the last h * w tokens of a row [B, N], the patches, to [B, h, w]."""
   h, w = grid
   return row[:, row.shape[1] - h * w :].reshape(-1, h, w)
 
 
 def _apply(model, variables, images):
-  """Returns (logits, what was sown, (h, w) of the grid of patches)."""
+  """Returns (logits, sown attention weights, (h, w) of the grid of patches)."""
   core, family = model.untuned, model.family
   (logits, out), sown = model.apply(variables, images, mutable=['intermediates'])
   sown = sown.get('intermediates', {})
@@ -108,12 +109,12 @@ def _prompts_change(model) -> bool:
   prompts = getattr(model, 'tune', None)
   if not isinstance(prompts, Prompts) or (at := prompts.places).where == 'add':
     return False
-  # Prompts of the first block alone are tokens like any other, before the patches.
+  # If only the first block has prompts, they are tokens like any other, before the patches.
   return len(at.blocks) > 1 or not at.blocks[0].endswith('_0') or bool(prompts.pool)
 
 
 def _unpack(sown: dict) -> dict:
-  """Returns plain arrays for the tuples of one array that `sow` wrote."""
+  """Replaces the tuples of one array that `sow` writes by the arrays."""
   return jax.tree.map(lambda x: x[0], sown, is_leaf=lambda x: isinstance(x, tuple))
 
 

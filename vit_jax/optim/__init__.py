@@ -22,7 +22,8 @@ from vit_jax.optim.multipliers import WD_RULES
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import make_schedule
 
-RUN = ('name', 'total_steps', 'family')  # not keys that an optimizer's section may set
+# Arguments that the run passes, and an `optim` section may not set.
+RUN = ('name', 'total_steps', 'family')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Optimizer:
   """The parts of an optimizer that the train step uses.
 
   Attributes:
-    tx: `update(grads, state, params, rate=rate(step), good=good)` returns the change of
-      params, and the state; the state as it was where `good` is false.
-    rate: step -> learning rate.
-    average: `(average, params, step) -> average` of `State.ema`; None: no average.
+    tx: the transformation. `tx.update(grads, state, params, rate=rate(step), good=good)`
+      returns the change of params and the new state, or the old state if `good` is false.
+    rate: maps a step to the learning rate.
+    average: `(average, params, step) -> average`, the update of `State.ema`; None: no
+      average.
     accum: number of micro-batches in a batch.
   """
 
@@ -74,16 +76,16 @@ def build(
       'adafactor'.
     schedule: arguments of `make_schedule`, default {'decay': 'cosine'}.
     wd: decoupled weight decay, multiplied by the learning rate.
-    wd_rules: (regex, factor) on parameter paths, first match wins.
-    lr_rules: (regex, factor of the learning rate), factors above 0. Default: 1 for all.
+    wd_rules: (regex, factor of the weight decay) on parameter paths; the first match wins.
+    lr_rules: (regex, factor of the learning rate), factors above 0. By default 1 for all.
     layer_decay: layer-wise learning-rate decay, see `multipliers.layer_factors`.
     clip: largest global norm of the gradient; larger ones are scaled down to it.
     ema: decay of an exponential moving average of the parameters (Polyak averaging;
       0.9999 in the paper, section 4.1), stored beside them; None: no average.
-    swa: arguments of `averages.swa`, an average of another kind; not with ema.
+    swa: arguments of `averages.swa`, another kind of average; not together with ema.
     accum: number of micro-batches into which a batch is cut to save memory.
-    family: the model's, see `models.family`; layer_decay asks it for depths.
-    **options: the optimizer's own, see `optimizers`.
+    family: the model's `Family`, from which layer_decay takes depths.
+    **options: the optimizer's own options, see `optimizers`.
 
   Raises:
     UserError: for an unknown name.
@@ -104,12 +106,12 @@ def build(
 
 
 def keeps_average(section: dict) -> bool:
-  """Whether a run with this `optim` section has an average beside its parameters."""
+  """Whether a run with this `optim` section keeps an average of its parameters."""
   return section.get('ema') is not None or section.get('swa') is not None
 
 
 def signature(name: str) -> inspect.Signature:
-  """Returns the keys of the `optim` section for this optimizer."""
+  """Returns the signature of the `optim` section for an optimizer."""
   without = {*RUN, 'options', *(('wd', 'wd_rules') if name == 'adam' else ())}
   keys = inspect.signature(build).parameters | OPTIMIZERS.signature(name).parameters
   return inspect.Signature(

@@ -15,7 +15,7 @@ from vit_jax.check import Period, Range
 
 def ema(decay: float) -> Callable:
   """Returns `(average, params, step) -> average`, an exponential moving average."""
-  # Written so that a parameter that does not change leaves its average as it is, bit for bit.
+  # In this form, the average of a parameter that does not change stays the same bit for bit.
   move = lambda a, x: a + (1.0 - decay) * (x - a)
   return lambda average, params, step: jax.tree.map(move, average, params)
 
@@ -26,21 +26,22 @@ def swa(
   start: Annotated[float, Range(0, 1, '[)', 'of the run')] = 0.8,
   every: Period = 1,
 ) -> Callable:
-  """Returns `(average, params, step) -> average` of the last part of training.
+  """Returns `(average, params, step) -> average` over the last part of training.
 
-  Stochastic weight averaging (arXiv 1803.05407): the mean of the parameters after every
-  `every` steps from `start` on, a fraction of the run. Until the first of these steps the
-  average is the parameters themselves.
+  Stochastic weight averaging (arXiv 1803.05407): from `start` on, the mean of the parameters
+  after every `every` steps. Until the first of these steps, the average is the parameters
+  themselves.
 
   Args:
-    every: steps between two members of the mean, an epoch in the paper; a float is a
-      fraction of the run: 1 / epochs.
+    start: where averaging starts, as a fraction of the run.
+    every: steps between two members of the mean, an epoch in the paper. A float is a
+      fraction of the run, 1 / epochs.
 
   Raises:
     ValueError: if the run ends before the first member.
   """
   if isinstance(every, float):
-    # Rounded last, because an epoch need not be a whole number of steps.
+    # Round last, because an epoch may not be a whole number of steps.
     ends = np.arange(start + every, 1 + every + 1e-6, every) * total_steps
     ends = np.unique(np.round(ends).astype(np.int32))
   else:
@@ -54,7 +55,8 @@ def swa(
 
   def update(average, params, step):
     count = (step + 1 >= ends).sum()
-    follow = count == 0  # no average yet
+    # There is no average yet: follow the parameters.
+    follow = count == 0
     take = (step + 1 == ends).any()
     share = jnp.where(follow, 1.0, jnp.where(take, 1.0 / jnp.maximum(count, 1), 0.0))
     return jax.tree.map(

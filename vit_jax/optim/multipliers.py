@@ -1,7 +1,7 @@
 """Weight decay and learning rates by path rules.
 
-A rule is (regex, factor), matched in full against a parameter's path, the first match
-wins (see `vit_jax.trees`).
+A rule is (regex, factor). The regex is matched in full against a parameter's path, and the
+first match wins (see `vit_jax.trees`).
 """
 
 import jax
@@ -11,12 +11,12 @@ import optax
 
 from vit_jax import trees
 
-# Kernels only: no biases, norms, tokens or position embeddings (as big_vision).
+# Decays kernels only: no biases, norms, tokens or position embeddings (as big_vision).
 WD_RULES = (('.*/kernel', 1.0), ('.*', 0.0))
 
 
 def decayed_weights(wd: float, rules) -> optax.GradientTransformation:
-  """Adds `wd * factor * parameter` to each update, factors by path rules."""
+  """Returns a transformation that adds `wd * factor * parameter`, factors by path rules."""
 
   def update(updates, state, params):
     factors = trees.select(rules, params)
@@ -29,12 +29,12 @@ def decayed_weights(wd: float, rules) -> optax.GradientTransformation:
 def layer_factors(family, params, decay: float) -> dict[str, np.ndarray]:
   """Returns {name: factor} of layer-wise learning-rate decay (arXiv 2106.08254, 3.2).
 
-  The factor is decay^(L + 1 - depth): the depth is 0 for the embedding with whatever
-  stands before it, class token and positions, 1 to L for the blocks, L + 1 for what
-  follows. It is an array of one factor per layer where layers are stacked.
+  The factor is decay^(L + 1 - depth). The depth is 0 for the embedding, the class token and
+  the positions, 1 to L for the blocks, and L + 1 for all that follows. If layers are
+  stacked, the factor is an array with one entry per layer.
 
   Args:
-    family: the model's, see `models.base.Family.depths`.
+    family: the model's `models.base.Family`, which knows the depths.
     decay: 0 < decay <= 1; 0.65 to 0.75 in fine-tuning recipes.
   """
   shapes = {name: x.shape for name, x in trees.flatten(params).items()}
@@ -43,10 +43,10 @@ def layer_factors(family, params, decay: float) -> dict[str, np.ndarray]:
 
 
 def scaled_by_rate(rules, layer_decay: float | None, family=None):
-  """Returns the last transformation: `-rate * factor * update`.
+  """Returns the last transformation, `-rate * factor * update`.
 
-  Its `update` takes the keyword `rate`, the learning rate of the step. Where both
-  `rules` and `layer_decay` (which needs the `family`) are given, the factors multiply.
+  Its `update` takes the keyword `rate`, the learning rate of the step. If both `rules` and
+  `layer_decay` (which needs the `family`) are given, their factors multiply.
   """
 
   def factors(params):

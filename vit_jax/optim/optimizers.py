@@ -1,7 +1,7 @@
-"""From gradients to directions: an update before weight decay and learning rate.
+"""Optimizers: from gradients to updates, before weight decay and learning rate.
 
-`moment_dtype` is that of the first moment only: 'bfloat16' halves its memory, as in the
-AugReg recipes; the second moment needs float32.
+`moment_dtype` is the dtype of the first moment only. 'bfloat16' halves its memory, as in
+the AugReg recipes; the second moment needs float32.
 
 Every `update` takes `good`. Where it is false, because loss or gradient was not finite,
 the optimizer keeps its state. Adam and momentum select each moment before the update is
@@ -26,13 +26,13 @@ _Eps = Annotated[float, Range(0, 1, '(]')]
 def select(good, new, old):
   """Selects `new` after a good step and `old` otherwise, bit for bit. Both are trees.
 
-  A leaf of `new` may be wider than that of `old`, as a moment before it is rounded.
-  Bfloat16 is selected in float32: XLA for TPUs then computes a bfloat16 moment beside the
-  parameter and the other moment, in one pass over the gradient. On its own it takes half
-  as long again.
+  A leaf of `new` may have a wider dtype than that of `old`, as a moment has before it is
+  rounded. Bfloat16 is selected in float32. XLA for TPUs then computes a bfloat16 moment
+  together with the parameter and the other moment, in one pass over the gradient. In a pass
+  of its own it would take half as long again.
 
   Args:
-    good: a bool array of shape [], or True: always `new`.
+    good: a bool array of shape [], or True, which always selects `new`.
   """
   if good is True:
     return new
@@ -53,7 +53,7 @@ def adam(
 ):
   """Adam (arXiv 1412.6980), equal to `optax.scale_by_adam` bit for bit.
 
-  The update is computed from the first moment before that is rounded to `moment_dtype`.
+  The update is computed from the first moment before it is rounded to `moment_dtype`.
   """
   init = optax.scale_by_adam(b1, b2, eps, mu_dtype=moment_dtype).init
 
@@ -84,7 +84,7 @@ def sgd(
   nesterov: bool = False,
   moment_dtype: _Dtype | None = None,
 ):
-  """Gradient descent with momentum, t = g + momentum t, undamped as in PyTorch.
+  """Gradient descent with momentum, t = g + momentum t, without damping as in PyTorch.
 
   Equal to `optax.trace` bit for bit. With `nesterov` the update is g + momentum t.
   """

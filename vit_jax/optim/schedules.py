@@ -11,8 +11,8 @@ from vit_jax.check import INT32, Count, Fraction, Range, bind
 from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 
-# Each returns the factor of the peak rate after warmup, a function of the progress in
-# [0, 1] and of the number of steps since warmup.
+# Each of these returns a function of the progress in [0, 1] and the number of steps since
+# warmup. The function returns the factor of the peak rate.
 
 _Steps = Annotated[int, Range(0, INT32)]
 _Part = Annotated[float, Range(0, 1, '(]', 'of the decay')]
@@ -65,24 +65,25 @@ def make_schedule(
   decay_until: _Part = 1.0,
   **options,
 ) -> Callable[[jax.Array], jax.Array]:
-  """Returns `step -> learning rate`, step being the number of updates already made.
+  """Returns `step -> learning rate`, where step is the number of updates already made.
 
-  Update n (from 1) uses step n - 1, as in both reference codebases: with warmup the
-  first update has rate 0, and the last does not quite reach the end value.
+  Update n (from 1) uses step n - 1, as in both reference codebases. So with warmup the first
+  update has rate 0, and the last one does not quite reach the end value.
 
   Args:
     lr: the peak rate.
-    decay: from the end of warmup to `total_steps`. cosine and linear fall to `end`, a
-      fraction of the peak (default 0); rsqrt is sqrt(timescale / (timescale + steps
-      since warmup)) (arXiv 2106.04560, section 3.5). multistep multiplies the rate by
-      `factor` (default 0.1) after each of the fractions `at` of the decay.
-    warmup: steps of linear rise from 0.
-    cooldown: the last steps, over which the rate is also multiplied by a line to 0.
-    staircase: the number of times that the rate changes, at equal distances, as with a
-      rate set once an epoch; None: every step. For cosine and linear.
+    decay: how the rate falls from the end of warmup to `total_steps`. 'cosine' and 'linear'
+      fall to `end`, a fraction of the peak (default 0). 'rsqrt' is sqrt(timescale /
+      (timescale + steps since warmup)) (arXiv 2106.04560, section 3.5). 'multistep'
+      multiplies the rate by `factor` (default 0.1) after each of the fractions `at` of the
+      decay. 'constant' does not fall.
+    warmup: number of steps in which the rate rises linearly from 0.
+    cooldown: number of last steps in which the rate is also multiplied by a line to 0.
+    staircase: the number of times that the rate changes, at equal distances, as with a rate
+      that is set once an epoch; None: at every step. For cosine and linear.
     decay_until: the fraction of the decay after which the rate stays constant. For cosine
       and linear.
-    **options: `end`, `timescale`, or `at` and `factor`, of the decay.
+    **options: options of the decay: `end`, `timescale`, or `at` and `factor`.
 
   Raises:
     ValueError: for more warmup and cooldown than steps.
@@ -101,7 +102,8 @@ def make_schedule(
     after = jnp.maximum(step - warmup, 0.0)
     progress = jnp.clip(after / max(total_steps - warmup, 1), 0.0, 1.0)
     if staircase:
-      # In whole steps: a quotient just below the edge of a stair would fall on the one before.
+      # Multiply before dividing: a quotient that is rounded to just below the edge of a stair
+      # would fall on the stair before.
       progress = jnp.floor(after * staircase / max(total_steps - warmup, 1)) / staircase
     value = lr * factor(jnp.minimum(progress, decay_until), after)
     if warmup:
@@ -114,7 +116,7 @@ def make_schedule(
 
 
 def check(where: str, schedule: dict, section) -> None:
-  """Checks a section `schedule`: keys of `make_schedule` and of its decay."""
+  """Checks a section `schedule`, whose keys are those of `make_schedule` and of the decay."""
   decay = schedule.get('decay', 'cosine')
   options = DECAYS.signature(decay).parameters
   keys = options | inspect.signature(make_schedule).parameters

@@ -1,6 +1,6 @@
-"""Training. Three kinds of files:
+"""Training. There are three kinds of modules:
 
-training: `trainer`, `step`, `state`, `loop`, `evaluations`, `run` (the table of contents);
-the record: `metrics`, `loggers`, `progress`, `status`;
-the process: `program`, `process`, `workdir`, `runtime`, `schema`, `resume`.
+Training itself: `trainer`, `step`, `state`, `loop`, `evaluations`, `run` (begin there).
+The record of a run: `metrics`, `loggers`, `progress`, `status`.
+The process: `program`, `process`, `workdir`, `runtime`, `schema`, `resume`.
 """

@@ -1,9 +1,9 @@
-"""Floating-point operations of a JAX function, counted from its shapes.
+"""Counts the floating-point operations of a JAX function from its shapes.
 
-Matrix products and convolutions only, a multiply-add as two operations: the
-convention of the compute columns of the ViT paper (Table 6). Normalisation, softmax
-and activations, a few per cent of a ViT, are left out there and here. Nothing runs:
-the function is traced on abstract arrays.
+Counts matrix products and convolutions only, a multiply-add as two operations, as the
+compute columns of the ViT paper do (Table 6). Normalisation, softmax and activations, a few
+per cent of a ViT, are left out there and here. Nothing runs: the function is traced on
+abstract arrays.
 """
 
 import math
@@ -20,24 +20,25 @@ def count(fn: Callable, *args) -> int:
     args: arrays or `jax.ShapeDtypeStruct`, in any tree.
 
   Raises:
-    NotImplementedError: where the shapes do not tell: a matrix product within a
-      `while` loop (how many turns?), a foreign kernel, a Pallas kernel without a
+    NotImplementedError: if the shapes do not say: for a matrix product within a `while`
+      loop, whose number of turns is unknown, a foreign kernel, or a Pallas kernel without a
       `cost_estimate`.
   """
   return count_jaxpr(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
 def exa_training(forward: float, examples: float) -> float:
-  """Returns the exaFLOPs of training on so many examples (epochs x data set size).
+  """Returns the exaFLOPs of training on `examples` examples (epochs x data set size).
 
-  Backward costs two forwards: one product for the inputs' gradient, one for the
-  weights'. So 3 x forward; with this rule Table 6 of the ViT paper comes out.
+  A backward pass costs two forward passes: one product for the gradient of the inputs, one
+  for that of the weights. So training costs 3 x forward, which reproduces Table 6 of the ViT
+  paper.
   """
   return 3 * forward * examples / 1e18
 
 
 def count_jaxpr(jaxpr) -> int:
-  """Returns the operations of a traced function, see `count`."""
+  """Counts the operations of a traced function, see `count`."""
   return sum(_count_equation(equation) for equation in jaxpr.eqns)
 
 
@@ -47,9 +48,11 @@ def _count_equation(equation) -> int:
     return _dot_general(equation)
   if name == 'conv_general_dilated':
     return _convolution(equation)
-  if name.startswith('dot_product_attention_fwd'):  # the cuDNN kernel
+  # The cuDNN kernel.
+  if name.startswith('dot_product_attention_fwd'):
     (B, N, M, D), (_, S, *_) = (v.aval.shape for v in equation.invars[:2])
-    return 4 * B * N * M * S * D  # q k', then weights times v
+    # q k', then weights times v.
+    return 4 * B * N * M * S * D
   if name == 'pallas_call' and (declared := params['cost_estimate']):
     return declared.flops
   if name in ('pallas_call', 'ffi_call'):
@@ -62,13 +65,14 @@ def _count_equation(equation) -> int:
     raise NotImplementedError('Cannot count matrix products in a while loop.')
   if name == 'scan':
     return params['length'] * sum(inner)
-  if name == 'shard_map':  # the inner shapes are those of one device
+  # The inner shapes are those of one device.
+  if name == 'shard_map':
     return math.prod(params['mesh'].shape.values()) * sum(inner)
   return sum(inner)
 
 
 def inner_jaxprs(params):
-  """Yields the jaxprs among an equation's parameters: bodies, branches, functions."""
+  """Yields the jaxprs among the parameters of an equation: bodies, branches, functions."""
   for value in params.values():
     for item in value if isinstance(value, tuple | list) else (value,):
       if isinstance(item, core.ClosedJaxpr):

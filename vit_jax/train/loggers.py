@@ -1,7 +1,7 @@
-"""TensorBoard, Weights & Biases and MLflow: copies of metrics.jsonl.
+"""Copies metrics.jsonl to TensorBoard, Weights & Biases and MLflow.
 
-A run that resumes goes on in the same run of a service, whose id is in the folder's
-loggers.json. A logger that fails is switched off with one warning; the run goes on.
+A resumed run continues the same run of a service, whose id is in the folder's loggers.json.
+A logger that fails is switched off with one warning, and the run goes on.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ IDS = 'loggers.json'
 
 
 class TensorBoard:
-  """Event files in the run's folder, by clu or, without TensorFlow, by TensorBoard.
+  """Writes event files in the run's folder, with clu, or without TensorFlow with TensorBoard.
 
-  A run that was killed may have written events past `step`, where it resumes. The session
-  log tells TensorBoard to drop them.
+  A run that was killed may have written events past the step where it resumes. A session log
+  tells TensorBoard to drop them.
   """
 
   def __init__(self, workdir: Path, step: int):
@@ -47,7 +47,8 @@ class TensorBoard:
     self._events = Events(str(self._local.folder))
     self._events.add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
     with contextlib.suppress(ImportError):
-      from clu.metric_writers import SummaryWriter  # imports TensorFlow
+      # Imports TensorFlow.
+      from clu.metric_writers import SummaryWriter
 
       self._events.close()
       self._events = SummaryWriter(str(self._local.folder))
@@ -65,7 +66,7 @@ class TensorBoard:
 
 
 class Wandb:
-  """A run in a project, by the API key, entity and mode that wandb looks up."""
+  """Writes to a run in a project; wandb looks up the API key, the entity and the mode."""
 
   def __init__(self, project: str, workdir: Path, config: dict, run: str | None):
     import wandb
@@ -82,14 +83,15 @@ class Wandb:
     )
 
   def write(self, step, values):
-    self._run.log(values, step=step)  # wandb leaves out steps that it has passed
+    # wandb ignores steps that it has passed.
+    self._run.log(values, step=step)
 
   def close(self, failed):
     self._run.finish(exit_code=int(failed))
 
 
 class Mlflow:
-  """A run in an experiment, on the server of MLFLOW_TRACKING_URI."""
+  """Writes to a run in an experiment, on the server MLFLOW_TRACKING_URI."""
 
   def __init__(self, experiment: str, workdir: Path, config: dict, run: str | None):
     from mlflow import MlflowClient
@@ -102,7 +104,8 @@ class Mlflow:
       number = old.experiment_id if old else client.create_experiment(experiment)
       run = client.create_run(number, run_name=workdir.name).info.run_id
       for key, value in config_lib.flat(config).items():
-        client.log_param(run, key, str(value)[:6000])  # the longest that MLflow takes
+        # MLflow takes up to 6,000 characters.
+        client.log_param(run, key, str(value)[:6000])
     self.id = run
     self._logged = {
       (key, metric.step)
@@ -129,19 +132,24 @@ def _check_installed(where: str, value, section) -> None:
 class Log:
   """The config's `log` section."""
 
-  every: Period = 50  # steps between rows
+  # Steps between two rows.
+  every: Period = 50
   tensorboard: bool = True
-  profile: bool = False  # write a profile of a few steps to WORKDIR/profile
-  report: bool = True  # `vit_jax train` writes WORKDIR/report.html at the end
-  wandb: Annotated[str | None, _check_installed] = None  # a project
-  mlflow: Annotated[str | None, _check_installed] = None  # an experiment
+  # Whether to write a profile of a few steps to WORKDIR/profile.
+  profile: bool = False
+  # Whether `vit_jax train` writes WORKDIR/report.html at the end.
+  report: bool = True
+  # A project.
+  wandb: Annotated[str | None, _check_installed] = None
+  # An experiment.
+  mlflow: Annotated[str | None, _check_installed] = None
 
 
 class Loggers:
-  """The loggers of a config's section `log`, opened by the first process."""
+  """The loggers of a config's section `log`; the first process opens them."""
 
   def __init__(self, log: Log, workdir: Path, config: dict, step: int):
-    """Opens them at `step`; `config` is that of the run, for display there."""
+    """Opens the loggers at `step`; they display `config`, the config of the run."""
     self._open: dict = {}
     if not distributed.is_first():
       return
@@ -158,7 +166,7 @@ class Loggers:
       files.replace(workdir / IDS, json.dumps(ids))
 
   def write(self, step: int, values: dict) -> None:
-    """Adds numbers of a step to each; a resumed run repeats some."""
+    """Adds the numbers of a step to each logger; a resumed run repeats some steps."""
     for name, logger in list(self._open.items()):
       with self._guard(name):
         logger.write(step, values)
@@ -170,7 +178,7 @@ class Loggers:
         events.flush()
 
   def close(self) -> None:
-    """Ends them: as failed if it is called while an exception ends the run."""
+    """Closes the loggers, as failed if an exception is ending the run."""
     failed = sys.exc_info()[0] is not None
     for name, logger in list(self._open.items()):
       with self._guard(name):

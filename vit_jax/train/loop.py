@@ -1,4 +1,4 @@
-"""The loop of a run: step, look, evaluate, save, stop."""
+"""The loop of a run: steps, looks at metrics, evaluates, saves and stops."""
 
 import time
 from collections import deque
@@ -17,25 +17,31 @@ class Loop:
   """Steps a state to the end of its run, and records, evaluates and saves it."""
 
   def __init__(self, config, workdir, state, task, checkpoints, evals, stop, mfu=None):
-    """Opens the record; `mfu` is the share of the devices' peak at one image a second."""
+    """Opens the record.
+
+    Args:
+      mfu: share of the devices' peak at one image per second; None if unknown.
+    """
     self.config, self.workdir, self.state = config, workdir, state
     self.task, self.checkpoints, self.evals, self.stop = task, checkpoints, evals, stop
     self.total = config['resolved']['total_steps']
     self.step = int(state.step)
     self.record = Record(config, workdir, self.step, mfu)
-    self.early = ''  # why the run stops before its end
+    # Why the run stops before its end; empty if it does not.
+    self.early = ''
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
-    self.pending: deque = deque()  # (step, metrics) not yet looked at
+    # (step, metrics) of the steps that are not recorded yet.
+    self.pending: deque = deque()
 
   def run(self, step_fn, batches) -> tuple[dict, list[dict]]:
-    """Steps to the end, evaluating, saving and stopping when due."""
+    """Steps to the end; evaluates, saves and stops when due. Returns (status, rows)."""
     self._write_status('running')
     with (
       report_out_of_memory(),
       profiler(self.record.log.profile, self.workdir) as profile,
     ):
       try:
-        # An evaluation that a stop cut off is still due at the restored step.
+        # If a stop cut off an evaluation, it is still due at the restored step.
         self._evaluate()
         while self.step < self.total and not self.early:
           if self.stop.should_stop():
@@ -49,7 +55,8 @@ class Loop:
           self._pause()
         if self.early:
           self.total = self.step
-          self._evaluate()  # evaluations that are due at the end
+          # Run the evaluations that are due at the end.
+          self._evaluate()
       except Preempted:
         self._observe(0)
         self._save()
@@ -62,8 +69,8 @@ class Loop:
     self._observe(0)
     self._save()
     self.checkpoints.wait()
-    # One bad step is too many at the end, whose state is the result. From the state, not
-    # from this process's memory: a restart must agree.
+    # At the end one bad step is too many, because the state is the result. Read the counter
+    # from the state and not from this process's memory, so that a restart agrees.
     if bad := int(self.state.counters['skipped_in_a_row']):
       raise self._divergence(
         f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'
@@ -87,10 +94,11 @@ class Loop:
     self.record.pause(time.perf_counter() - start)
 
   def _observe(self, leave: int) -> None:
-    """Looks at finished steps' metrics, all but the last `leave`."""
+    """Records the metrics of finished steps until only `leave` steps are pending."""
     while len(self.pending) > leave:
       step, values = self.pending.popleft()
-      bad = int(values['skipped_in_a_row'])  # waits for the step
+      # Waits for the step.
+      bad = int(values['skipped_in_a_row'])
       self.record.train(step, values)
       if bad and bad >= self.config['max_bad_steps']:
         raise self._divergence(
@@ -98,7 +106,7 @@ class Loop:
         )
 
   def _due_evals(self) -> list[str]:
-    """Returns the names of evaluations that this step calls for and lacks."""
+    """Returns the names of the evaluations that are due at this step and not yet done."""
     due = [k for k, v in self.evals.items() if v.is_due(self.step, self.total)]
     done = (
       {key.split('/')[0] for key in self.record.numbers_at(self.step)} if due else ()
@@ -115,7 +123,8 @@ class Loop:
       self.early = stop_reason(self.config, self.record.rows)
 
   def _save(self) -> None:
-    self.record.flush()  # rows up to here are there before the state is
+    # The rows up to here must be on disk before the state is.
+    self.record.flush()
     values = self.record.numbers_at(self.step)
     if not self.checkpoints.save(self.state, {'config': self.config}, values):
       raise self._divergence(f'The state is not finite after step {self.step}.')

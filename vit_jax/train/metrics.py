@@ -1,7 +1,7 @@
-"""metrics.jsonl: the record of a run, one row `{"step": n, name: number}` to a line.
+"""metrics.jsonl: the record of a run, with one row `{"step": n, name: number}` per line.
 
-Rows are functions of the run's state alone, so that a resumed run writes what an
-uninterrupted one would have; only keys under `time/` are measurements.
+Rows depend on the run's state alone, so that a resumed run writes the same rows as an
+uninterrupted one. Only the keys under `time/` are measurements.
 """
 
 import json
@@ -16,7 +16,7 @@ TIME = 'time/'
 
 
 def write_json(path: Path, value) -> None:
-  """Replaces a JSON file; of several processes the first does. Raises: OSError."""
+  """Replaces a JSON file, in the first process only; may raise OSError."""
   if distributed.is_first():
     files.replace(path, json.dumps(value, indent=1) + '\n')
 
@@ -24,10 +24,13 @@ def write_json(path: Path, value) -> None:
 def larger_is_better(
   key: str, evals: dict, asked_by: str = 'config.checkpoint.best'
 ) -> bool:
-  """Returns the direction of a number such as 'test/loss', by which the best is chosen.
+  """Returns whether larger values of a number such as 'test/top1' are better.
 
   Args:
     asked_by: the option that names the number, for errors.
+
+  Raises:
+    UserError: for an unknown source, or a number without a better direction.
   """
   source, _, name = key.partition('/')
   where = f'source of the metric {asked_by}'
@@ -43,9 +46,10 @@ def larger_is_better(
 
 
 def read_rows(path: Path) -> tuple[list[dict], int]:
-  """Returns (rows, number of damaged lines, which are left out); ([], 0) without a file.
+  """Returns (rows, number of damaged lines); ([], 0) if there is no file.
 
-  A torn last line, which a kill leaves behind, is left out and not counted.
+  Damaged lines are left out. So is an unfinished last line, which a kill leaves behind, and
+  it is not counted.
   """
   try:
     *lines, torn = path.read_bytes().split(b'\n')
@@ -56,7 +60,7 @@ def read_rows(path: Path) -> tuple[list[dict], int]:
   rows, damaged = [], 0
   for number, text in enumerate([*lines, torn]):
     row = _parse(text)
-    # A run writes steps in order and no row twice: anything else is damage.
+    # A run writes steps in order and no row twice. Anything else is damage.
     last = rows[-1] if rows else None
     if row is None or (last and (row['step'] < last['step'] or row == last)):
       damaged += number < len(lines)
@@ -77,13 +81,13 @@ def _parse(line: bytes) -> dict | None:
 
 
 def line(row: dict) -> bytes:
-  """Returns a row as it is written: JSON, with null for NaN and infinities."""
+  """Encodes a row as a line of JSON, with null for NaN and infinities."""
   finite = {k: v if math.isfinite(v) else None for k, v in row.items()}
   return json.dumps(finite, allow_nan=False).encode() + b'\n'
 
 
 def last_values(rows: list[dict]) -> dict[str, float]:
-  """Returns the last value of every name in rows."""
+  """Returns the last value of every name in some rows."""
   values: dict[str, float] = {}
   for row in rows:
     values |= {k: v for k, v in row.items() if k != 'step'}

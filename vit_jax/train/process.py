@@ -1,4 +1,4 @@
-"""The process of a run: signals that stop it, and the death of its peers.
+"""Handles the signals that stop a run, and the death of its peer processes.
 
 Until a run can save, `cli.exit_on_interrupt` handles Ctrl-C.
 """
@@ -26,23 +26,24 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignal:
-  """Context manager that turns SIGTERM and SIGINT into an answer to "shall I stop?".
+  """A context manager that turns SIGTERM and SIGINT into an answer to "should I stop?".
 
-  One process: a signal sets a flag, which the run polls between steps; a second signal
+  With one process, a signal sets a flag, which the run polls between steps. A second signal
   exits at once. Python runs no handler while the main thread waits in C++ for a batch or a
-  compiler. Signals therefore also write to a pipe (`signal.set_wakeup_fd`), and a thread
-  at its end prints the answer and exits on the second.
+  compiler. Therefore signals also write to a pipe (`signal.set_wakeup_fd`). A thread reads
+  the pipe, prints a line for each signal, and exits on the second.
 
-  Several processes must stop after the same step: JAX's coordination service catches
-  SIGTERM and agrees on it. A Python handler would disable that, so none is installed until
-  they have agreed. Signals are counted from then on, as pods are signalled one by one.
+  Several processes must stop after the same step. JAX's coordination service catches SIGTERM
+  and lets them agree on the step. A Python handler would disable that, so none is installed
+  until they have agreed. Signals are counted from then on, because pods are signalled one by
+  one.
 
-  Outside the main thread Python allows no handlers: there it never stops. The StopSignal
-  of a sweep learns of the signals of its runs.
+  Outside the main thread Python allows no handlers, so there a run never stops. The
+  StopSignal of a sweep learns of the signals of its runs.
 
   Attributes:
-    requested: whether to stop; with several processes: whether all agreed to.
-    before_exit: called when a second signal comes, before the process exits.
+    requested: whether to stop; with several processes, whether all have agreed to stop.
+    before_exit: function that is called at a second signal, before the process exits.
   """
 
   def __init__(self):
@@ -53,8 +54,8 @@ class StopSignal:
     self._listener: threading.Thread | None = None
 
   def __enter__(self):
-    # Counting processes starts the devices, which takes seconds, and Ctrl-C meanwhile
-    # would leave the run's folder behind: not done for a single process.
+    # Counting processes starts the devices, which takes seconds, and Ctrl-C during that time
+    # would leave the run's folder behind. A single process is not counted.
     self._several = jax.distributed.is_initialized() and jax.process_count() > 1
     if threading.current_thread() is threading.main_thread():
       read, self._write = os.pipe()
@@ -68,7 +69,7 @@ class StopSignal:
 
   def __exit__(self, *_):
     for number, handler in self._previous.items():
-      # None: a handler that C code installed, which Python cannot put back.
+      # The handler is None if C code installed it; Python cannot restore that one.
       signal.signal(number, signal.SIG_DFL if handler is None else handler)
       outer = getattr(handler, '__self__', None)
       if self.requested and isinstance(outer, StopSignal):
@@ -81,7 +82,8 @@ class StopSignal:
   def should_stop(self) -> bool:
     """Returns whether to save and stop now; once true, it stays true.
 
-    Cheap. All processes must make the same calls: they agree on the number of one.
+    This is cheap. All processes must make the same calls, because they agree on the number
+    of the call at which to stop.
     """
     if self._several and not self.requested:
       self._polls += 1
@@ -101,7 +103,8 @@ class StopSignal:
 
   def _listen(self, read: int) -> None:
     with open(read, 'rb', buffering=0) as pipe:
-      while byte := pipe.read(1):  # until the other end is closed
+      # Until the other end is closed.
+      while byte := pipe.read(1):
         if byte[0] in _SIGNALS:
           self._answer(signal.Signals(byte[0]).name)
 
@@ -120,12 +123,13 @@ class StopSignal:
 
 # -- peers -----------------------------------------------------------------------------
 #
-# JAX's coordination service learns of a peer's death in a thread of its own, logs a page and
-# aborts this process (jaxlib offers no other way). A handler of SIGABRT reads that page,
-# prints one line, and exits with code 75.
+# When a peer dies, JAX's coordination service logs a page in a thread of its own and aborts
+# this process; jaxlib offers no other way. A handler of SIGABRT reads that page, prints one
+# line, and exits with code 75.
 
 _FATAL = 'the JAX distributed service detected fatal errors'
-# (regex in the page, reason), the first match wins. The others talk to process 0 alone.
+# (regex in the page, reason); the first match wins. Every other process talks to process 0
+# alone, so that a failure of RPC means process 0.
 _REASONS = (
   (r'stopped sending heartbeats\):\s+(\d+)', r'process \1 died or cannot be reached'),
   (r'[Tt]ask (\d+) heartbeat timeout', r'process \1 died or cannot be reached'),
@@ -137,17 +141,21 @@ _REASONS = (
   (r'RPC', 'process 0 died or cannot be reached'),
   (r'', 'another process ended'),
 )
-_PAGE = 16_000  # bytes at the end of the log that hold the page
-_exit_code: int | None = None  # once this process ends by itself
-_patience = 0  # seconds to wait for JAX's report
-_until_exit = contextlib.ExitStack()  # never closed
+# Number of bytes at the end of the log that hold the page.
+_PAGE = 16_000
+# The exit code of this process once it ends by itself.
+_exit_code: int | None = None
+# Seconds to wait for JAX's report.
+_patience = 0
+# Never closed.
+_until_exit = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
 def watch_peers() -> Iterator[None]:
-  """While active: when a peer dies, prints one line and exits with code 75.
+  """While active: when a peer process dies, prints one line and exits with code 75.
 
-  To be entered before `distributed.start`.
+  Enter it before `distributed.start`.
   """
   global _patience
   _handle_abort()
@@ -166,31 +174,32 @@ def settle(error: Exception) -> None:
   """
   global _exit_code, _patience
   if isinstance(error, RunError):
-    _exit_code = error.exit_code  # the peers end too
+    # The peers end too.
+    _exit_code = error.exit_code
     return
   patience, _patience = _patience, 0
   time.sleep(patience)
 
 
 def reason_of_abort(log: str) -> str | None:
-  """Returns the reason in JAX's last page; None where it is not about other processes."""
+  """Returns the reason in JAX's last page; None if the page is not about other processes."""
   _, fatal, page = log.rpartition(_FATAL)
   matches = ((re.search(regex, page), reason) for regex, reason in _REASONS)
   return next(m.expand(reason) for m, reason in matches if m) if fatal else None
 
 
 def _handle_abort() -> None:
-  # Until this process is gone: JAX still waits for the others when Python exits. The noise
-  # goes to a file without a name, which descriptor 2 leads to. It enables faulthandler,
-  # whose handlers a later call leaves as they are.
+  # The noise of libraries goes to a file without a name, to which descriptor 2 leads. That
+  # lasts until this process is gone, because JAX still waits for the others when Python
+  # exits. `noise_to` enables faulthandler, whose handlers a later call does not change.
   with tempfile.NamedTemporaryFile(prefix='vit_jax-') as file:
     _until_exit.enter_context(terminal.noise_to(file.name))
   libc = ctypes.CDLL(None)
   libc.signal.restype = ctypes.c_void_p
   libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
 
-  # Not by the module `signal`, whose handlers wait for the main thread: this one runs in
-  # the thread that aborts, which would not wait.
+  # Not installed by the module `signal`, whose handlers run in the main thread. This one must
+  # run in the thread that aborts, which would not wait for another.
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
   def handle_abort(number):
     log = _end_of_log()
@@ -205,11 +214,12 @@ def _handle_abort() -> None:
     signal.raise_signal(number)
 
   before = libc.signal(signal.SIGABRT, ctypes.cast(handle_abort, ctypes.c_void_p))
-  _until_exit.callback(lambda: handle_abort)  # keeps it alive
+  # Keeps the handler alive.
+  _until_exit.callback(lambda: handle_abort)
 
 
 def _end_of_log() -> str:
-  """Returns the end of the file that descriptor 2 leads to by now."""
+  """Returns the end of the file to which descriptor 2 leads now."""
   with contextlib.suppress(OSError), open('/proc/self/fd/2', 'rb') as file:
     file.seek(max(0, os.fstat(2).st_size - _PAGE))
     return file.read().decode(errors='replace')

@@ -1,6 +1,6 @@
-"""The program `vit_jax train`, also within tools that train: arguments, run, exit code.
+"""The program `vit_jax train`, also for tools that train: arguments, run and exit code.
 
-Light to import: a bad command line ends at once.
+It is quick to import, so that a bad command line ends at once.
 """
 
 import argparse
@@ -37,15 +37,16 @@ The same command again resumes where the run stopped.
 Exit codes:
 {codes}"""
 
-# Longest name of a run's folder: a fine-tuned run's name contains its parent's.
+# Longest name of a run's folder. The name of a fine-tuned run contains that of its parent.
 _LONGEST = 100
 _FLAGS = ('--config', '--workdir', '--distributed')
 
-_cut_off: list[bool] = []  # not empty once a write has failed for good
+# Not empty once a write has failed for good.
+_cut_off: list[bool] = []
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
-  """Returns (arguments, config, workdir); UserError for a bad command line."""
+  """Returns (arguments, config, workdir); raises UserError for a bad command line."""
   recipes = config_lib.recipes()
   parser = cli.Parser(
     prog='vit_jax train',
@@ -87,7 +88,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
 def _did_you_mean(flag: str, config: dict) -> str:
   """Returns ' Did you mean "--config.data.batch_size"?' for '--batch_size=64', or ''."""
   keys = [*config_lib.flat(config), *config_lib.DURATIONS, *SYNONYMS.values()]
-  keys.sort(key=lambda key: -key.count('.'))  # the shortest key of one name wins
+  # Of keys with the same name the shortest wins, which comes last.
+  keys.sort(key=lambda key: -key.count('.'))
   flags = {f'--{key.rpartition(".")[2]}': f'--config.{key}' for key in keys}
   flags |= {name: name for name in _FLAGS}
   near = nearest(flag.partition('=')[0], flags, 0.8)
@@ -95,15 +97,15 @@ def _did_you_mean(flag: str, config: dict) -> str:
 
 
 def default_name(spec: str, assignments: list[str]) -> str:
-  """Returns the run's folder name: 'vit_b16-debug' for 'configs/vit_b16.py:debug'."""
+  """Returns the name of a run's folder: 'vit_b16-debug' for 'configs/vit_b16.py:debug'."""
   file, _, arg = spec.partition(':')
-  # A change that a continuation may have does not make another run.
+  # Assignments that may change when a run is continued are not part of its name.
   words = [w for w in assignments if not w.startswith(('resume_allow', 'log.'))]
   return folder_name([Path(file).stem, *arg.split(','), *words])
 
 
 def folder_name(words: Iterable[str]) -> str:
-  """Returns 'a-b=1' for the words 'a' and 'b=1'; a long name is cut and ends in a hash."""
+  """Joins the words 'a' and 'b=1' to 'a-b=1'; a long name is cut and ends in a hash."""
   name = '-'.join(word for word in words if word)
   if len(name) > _LONGEST:
     digest = hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
@@ -114,11 +116,11 @@ def folder_name(words: Iterable[str]) -> str:
 def train(
   config: dict, workdir: str | os.PathLike, command: str, spec: str
 ) -> tuple[dict, list[dict]]:
-  """Runs `run.train` with the compilation cache; returns its (status, rows).
+  """Runs `run.train` with the compilation cache, and returns its (status, rows).
 
   Args:
-    spec: 'NAME:ARGS' of the config; where its data is missing, the error suggests the
-      recipe's `debug`, if that trains on bundled data.
+    spec: 'NAME:ARGS' of the config. If its data is missing, the error suggests the recipe's
+      `debug`, provided that it trains on bundled data.
   """
   from vit_jax.train import run, runtime
 
@@ -130,9 +132,10 @@ def train(
     raise
   except DataError as error:
     text, debug = str(error), f'{spec.partition(":")[0]}:debug'
-    with contextlib.suppress(Exception):  # a user's config may not know the word
+    # The config of a user may not know the word `debug`.
+    with contextlib.suppress(Exception):
       if config_lib.load(debug)['data']['source'] != config['data']['source']:
-        # No full stop behind a command: it would be copied with it.
+        # There is no full stop after a command, because it would be copied too.
         text = (
           f'{text.rstrip(".")}. Meanwhile, the same recipe, shrunk, on bundled data: '
           f'vit_jax train --config={debug}'
@@ -142,7 +145,8 @@ def train(
 
 def run_and_exit(main: Callable[[list[str]], int]) -> NoReturn:
   """Runs a command that trains, and ends the process with its exit code; see `cli.run`."""
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # TensorFlow's start-up notes
+  # Silences TensorFlow's notes at its start.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   code = cli.run(main)
   if _cut_off:
     # Orbax's threads may wait forever for a file that could not be written.

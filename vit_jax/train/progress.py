@@ -1,4 +1,4 @@
-"""The record of a run as it goes, on disk and on the screen: rows, a bar, a summary."""
+"""Records the progress of a run on disk and on the screen: rows, a bar and a summary."""
 
 import os
 import shutil
@@ -16,25 +16,29 @@ from vit_jax.train.metrics import TIME, last_values
 from vit_jax.train.status import count
 from vit_jax.train.workdir import LOG_FILE
 
-# Seconds between two writes in a bucket, where an object is replaced as a whole.
+# Seconds between two writes in a bucket, where every write replaces the whole object.
 _BUCKET_SECONDS = 10.0
 
 
 class Record:
   """The rows of a run: in metrics.jsonl, in its loggers and on the screen.
 
-  Each row is one write of a whole line. On a terminal a bar shows the progress, elsewhere
-  a line for each row. Of several processes the first writes; the others hold the rows in
-  memory alone.
+  Each row is written as one whole line. On a terminal a bar shows the progress; elsewhere a
+  line is printed for each row. Only the first of several processes writes; the others hold
+  the rows in memory.
 
   Attributes:
     log: the config's section `log`.
-    rows: all rows of the file, also those from before the run was resumed.
+    rows: all rows of the file, including those from before the run was resumed.
   """
 
   def __init__(self, config: dict, workdir: Path, step: int, mfu: float | None = None):
-    """Opens the record of a run at `step`, without rows and events past it."""
-    self._mfu = mfu  # share of the devices' peak at one image a second; None: unknown
+    """Opens the record of a run at `step`, and drops rows and events past it.
+
+    Args:
+      mfu: share of the devices' peak at one image per second; None if unknown.
+    """
+    self._mfu = mfu
     self._total = config['resolved']['total_steps']
     self._batch_size, self._evals = config['data']['batch_size'], config['evals']
     self._best = config.get('checkpoint', {}).get('best')
@@ -52,37 +56,40 @@ class Record:
     if distributed.is_first() and not files.is_url(workdir):
       self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
     self._opened = time.perf_counter()
-    self._row = step, self._opened  # the newest one: its step, and when
+    # The step and the time of the newest row.
+    self._row = step, self._opened
     self._bar = tqdm.tqdm(
       total=self._total,
       initial=step,
       unit='step',
       leave=False,
       dynamic_ncols=True,
-      disable=None,  # where standard error is not a terminal
+      # None disables the bar if standard error is not a terminal.
+      disable=None,
     )
 
   def write(self, step: int, values: dict) -> None:
-    """Adds the row of `values` (numbers) at `step`."""
+    """Adds a row of numbers at `step`."""
     values = {name: _number(value) for name, value in values.items()}
     self.rows.append({'step': step, **values})
     if self._file is not None:
       data = metrics.line(self.rows[-1])
-      while data:  # a write may be partial: only the next one fails
+      # A write may be partial, and only the next one raises an error.
+      while data:
         data = data[os.write(self._file, data) :]
     elif time.monotonic() - self._flushed >= _BUCKET_SECONDS:
       self.flush()
     self._loggers.write(step, values)
 
   def flush(self) -> None:
-    """Writes the rows and events that wait, as they do in a bucket."""
+    """Writes the rows and events that are not yet in a bucket."""
     if self._file is None and distributed.is_first():
       files.replace(self._path, b''.join(map(metrics.line, self.rows)))
       self._loggers.flush()
     self._flushed = time.monotonic()
 
   def close(self) -> None:
-    """Writes the last rows, and ends the bar and the loggers."""
+    """Writes the last rows, and closes the bar and the loggers."""
     self._bar.close()
     self._loggers.close()
     self.flush()
@@ -94,7 +101,7 @@ class Record:
     self._row = self._row[0], self._row[1] + seconds
 
   def train(self, step: int, values: dict) -> None:
-    """Records the metrics of a train step, if it is one that `config.log` selects."""
+    """Records the metrics of a train step, if `config.log.every` selects the step."""
     self._bar.update(step - self._bar.n)
     if step % self.log.every and step != self._total:
       return
@@ -106,7 +113,8 @@ class Record:
     if self._mfu:
       row[f'{TIME}mfu'] = speed * self._mfu
     self.write(step, row | self._clock())
-    self._row = step, time.perf_counter()  # not the time of writing
+    # Read the clock again, so that the time of writing does not count.
+    self._row = step, time.perf_counter()
     text = f'loss {row["train/loss"]:.4f}  {speed:,.0f} images/s'
     self._bar.set_postfix_str(text, refresh=False)
     if self._bar.disable:
@@ -140,9 +148,9 @@ def _number(value):
 
 
 def format_numbers(values: dict, evals: dict) -> str:
-  """Returns 'test/top1  98.11%  test/loss  0.0813': the numbers of a row that are judged.
+  """Formats the main numbers of a row: 'test/top1  98.11%  test/loss  0.0813'.
 
-  Counts and single seeds are left out; rows of one evaluation have aligned columns.
+  Leaves out counts and single seeds. Rows of one evaluation have aligned columns.
   """
   every = {k: find_metric(k, evals) for k in values}
   judged = [k for k, m in every.items() if not (m.detail or m.larger_is_better is None)]
@@ -152,7 +160,7 @@ def format_numbers(values: dict, evals: dict) -> str:
 
 
 def parameter_table(params: dict, trained: dict) -> str:
-  """Returns the number of parameters by top-level module, in all, and trained."""
+  """Returns a table of the number of parameters: by module, in total, and trained."""
   rows = {key: count(subtree) for key, subtree in params.items()}
   rows |= {'total': count(params), 'trained': count(trained)}
   return '\n'.join(['Parameters:', *(f'  {k:<16} {n:>14,}' for k, n in rows.items())])
@@ -166,7 +174,7 @@ def summary(
   seconds: float,
   page: str | None = None,
 ) -> str:
-  """Returns the end of a run as text: results, where they are, next commands.
+  """Returns the text at the end of a run: results, where they are, and next commands.
 
   Args:
     page: the address of the run's page, if one was written.
@@ -202,7 +210,8 @@ def summary(
   elif tasks.of(config).OUTPUTS in ('boxes', 'regions'):
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER --draw DIR   # objects')
     lines.append(f'  {ours} evaluate {weights} --out DIR   # precision of each class')
-  if config.get('data', {}).get('source') == 'digits':  # a first run, of our own data
+  # Probably a first run, on bundled data.
+  if config.get('data', {}).get('source') == 'digits':
     lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
   if config.get('log', {}).get('tensorboard', True):
     lines.append(f'  {_program("tensorboard")} --logdir {workdir.parent}   # curves')
@@ -212,9 +221,10 @@ def summary(
 
 
 def _program(name: str) -> str:
-  """Returns how to call a program of this environment from this folder."""
+  """Returns the command that calls a program of this environment from this folder."""
   ours = Path(sys.executable).with_name(name)
-  if not ours.exists() and not shutil.which(name):  # vit_jax, run without an install
+  # True for vit_jax if it runs without an install.
+  if not ours.exists() and not shutil.which(name):
     return f'{_program("python")} -m {name}'
   activated = shutil.which(name) == str(ours) or not ours.exists()
   return name if activated else os.path.relpath(ours)

@@ -12,15 +12,15 @@ from vit_jax import files, machine, sharding
 from vit_jax.errors import OutOfMemory
 from vit_jax.train.workdir import LocalFolder
 
-# XLA on CPUs gives matrix products to YNNPACK by default. Eigen's are up to 1.35 times as
-# fast at a ViT's shapes (benchmarks/NOTES.md); reductions stay with YNNPACK.
+# On CPUs XLA leaves matrix products to YNNPACK by default. Eigen is up to 1.35 times as fast
+# at the shapes of a ViT (benchmarks/NOTES.md). This option leaves only reductions to YNNPACK.
 _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_REDUCE'}
-# Steps that the host may run ahead of the device: enough to keep it busy, few enough
-# that a run of bad steps is noticed at once.
+# Number of steps that the host may run ahead of the device: enough to keep it busy, and few
+# enough to notice a sequence of bad steps at once.
 MAX_IN_FLIGHT = 2
-# Steps after the first that a profile begins and ends at: compiled, warmed up.
+# A profile begins and ends this many steps after the first, when all is compiled and warm.
 PROFILED = (3, 8)
-# Operations a second in bfloat16 products, by the vendors; a device of v2 and v3 is a core.
+# Operations per second in bfloat16 products, by the vendors. A device of v2 and v3 is a core.
 PEAKS = {
   'TPU v2': 22.5e12,
   'TPU v3': 61.5e12,
@@ -41,14 +41,14 @@ SMALLER = (
 
 
 def options() -> dict[str, str]:
-  """Returns the `compiler_options` of `jax.jit` under which a model is fast here."""
+  """Returns the `compiler_options` of `jax.jit` that make a model fast on this platform."""
   return dict(_CPU_OPTIONS) if jax.default_backend() == 'cpu' else {}
 
 
 def enable_compilation_cache() -> None:
   """Enables JAX's compilation cache below `files.cache_dir()`, unless its variable is set.
 
-  One for each machine, as a program for one CPU may not suit another.
+  Every machine has its own cache, because a program for one CPU may not suit another.
   """
   if 'JAX_COMPILATION_CACHE_DIR' in os.environ:
     return
@@ -57,7 +57,7 @@ def enable_compilation_cache() -> None:
 
 
 def trace_step(step, abstract, spec, mesh):
-  """Returns the traced step: state donated and placed, batch split, metrics on all.
+  """Traces a step: the state is donated and placed, the batch split, metrics replicated.
 
   Args:
     abstract: the state, see `sharding.abstract`.
@@ -73,7 +73,7 @@ def trace_step(step, abstract, spec, mesh):
 
 
 def peak(device) -> float | None:
-  """Returns the entry of PEAKS for a device; None: it has none."""
+  """Returns the entry of PEAKS for a device, or None if there is none."""
   names = [name for name in PEAKS if device.device_kind.startswith(name)]
   return PEAKS[max(names, key=len)] if names else None
 
@@ -81,8 +81,8 @@ def peak(device) -> float | None:
 def memory(program) -> dict[str, int]:
   """Returns the memory that a compiled program allocates on one device.
 
-  temp_bytes; argument_bytes: the state and batch; bytes: both, and results that do not
-  take an argument's place.
+  'temp_bytes' are temporaries, 'argument_bytes' the state and the batch. 'bytes' are both of
+  them and the results that do not replace an argument.
   """
   m = program.memory_analysis()
   held = m.argument_size_in_bytes + m.temp_size_in_bytes
@@ -97,10 +97,10 @@ def memory(program) -> dict[str, int]:
 def report_out_of_memory(
   error_of=lambda why: OutOfMemory(f'Out of memory: {why} {SMALLER}'),
 ):
-  """Replaces XLA's error for a lack of memory, a page long, by one line.
+  """Replaces XLA's error for lack of memory, which is a page long, by one line.
 
   Args:
-    error_of: takes the first line of XLA's error, returns the exception to raise.
+    error_of: maps the first line of XLA's error to the exception to raise.
   """
   try:
     yield
@@ -111,7 +111,7 @@ def report_out_of_memory(
 
 
 def device_memory(device) -> int:
-  """Returns the bytes that one device may use; on CPU its share of the machine's."""
+  """Returns the bytes that one device may use; on CPUs its share of the machine's memory."""
   stats = device.memory_stats() or {}
   if 'bytes_limit' in stats:
     return stats['bytes_limit']
@@ -122,7 +122,7 @@ def device_memory(device) -> int:
 def profiler(enabled: bool, workdir: Path):
   """Yields a function to call before each step; it profiles the steps PROFILED."""
   options = jax.profiler.ProfileOptions()
-  # Python's calls, thousands per step, would be most of the profile and of its cost.
+  # Leave out calls of Python. These thousands per step would be most of the profile and cost.
   options.python_tracer_level = 0
   steps = itertools.count()
   with contextlib.ExitStack() as stack:

@@ -16,13 +16,20 @@ TRAIN_ALL = (('.*', True),)
 class State:
   """All that changes in a run; with the config it is the run."""
 
-  step: jax.Array  # int32: batches consumed, skipped ones included
-  params: dict  # float32: the trained parameters
-  frozen: dict  # float32: all other parameters, {} when everything is trained
-  batch_stats: dict  # float32: running statistics of batch norms, {} without any
-  opt_state: optax.OptState  # moments of params
-  ema: dict | None  # average of `averaged(params, stats)`, see optim.averages
-  counters: dict[str, jax.Array]  # int32: skipped, skipped_in_a_row, masked
+  # int32, number of consumed batches, including skipped ones.
+  step: jax.Array
+  # float32, the trained parameters.
+  params: dict
+  # float32, all other parameters; {} if everything is trained.
+  frozen: dict
+  # float32, running statistics of batch norms; {} if there are none.
+  batch_stats: dict
+  # Moments of `params`.
+  opt_state: optax.OptState
+  # Average of `averaged_tree(params, batch_stats)`, see `optim.averages`.
+  ema: dict | None
+  # int32: skipped, skipped_in_a_row, masked.
+  counters: dict[str, jax.Array]
 
   def variables(self, trained: dict | None = None) -> dict:
     """Returns the variables that a task takes, with `trained` in place of `params`."""
@@ -31,7 +38,7 @@ class State:
     return variables | ({trees.STATS: self.batch_stats} if self.batch_stats else {})
 
   def average(self) -> 'State':
-    """Returns the state whose parameters and batch statistics are their averages."""
+    """Returns the state with averaged parameters and batch statistics."""
     params = {key: x for key, x in self.ema.items() if key != trees.STATS}
     stats = self.ema.get(trees.STATS, {})
     return dataclasses.replace(self, params=params, batch_stats=stats)
@@ -40,8 +47,8 @@ class State:
 def averaged_tree(params: dict, stats: dict) -> dict:
   """Returns the tree that EMA and SWA average: trained parameters and batch statistics.
 
-  Averaged parameters give other activations than the last ones, so evaluation needs
-  averaged statistics with them.
+  With averaged parameters the activations differ from those of the last parameters, so an
+  evaluation needs averaged statistics too.
   """
   return params | ({trees.STATS: stats} if stats else {})
 
@@ -49,11 +56,12 @@ def averaged_tree(params: dict, stats: dict) -> dict:
 def init_state(
   task, optimizer, spec: dict, rng, initial: dict, rules=TRAIN_ALL
 ) -> State:
-  """Returns the state at step 0 for batches of `spec`; traceable.
+  """Makes the state at step 0 for batches of `spec`; may be traced.
 
   Args:
-    initial: {name: array}, variables in place of fresh ones, see `trees.flatten_variables`.
-    rules: (regex, whether it trains), see `vit_jax.tune`.
+    initial: {name: array}, variables that replace fresh ones, see
+      `trees.flatten_variables`.
+    rules: (regex, whether to train), see `vit_jax.tune`.
   """
   variables = task.init(rng, spec)
   flat = {

@@ -1,4 +1,4 @@
-"""status.json: how far a run is and how it ended. environment.json: each of its starts."""
+"""status.json says how far a run is and how it ended; environment.json lists its starts."""
 
 import contextlib
 import datetime
@@ -22,20 +22,21 @@ from vit_jax.version import __version__
 
 FILE, STARTS = 'status.json', 'environment.json'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
-_NEWEST = 100  # starts in environment.json
+# Number of the newest starts that environment.json keeps.
+_NEWEST = 100
 
 
 # -- status.json -----------------------------------------------------------------------
 
 
 def write(workdir: Path, **values) -> dict:
-  """Writes status.json; returns its values."""
+  """Writes status.json and returns its values."""
   metrics.write_json(workdir / FILE, values)
   return values
 
 
 def read(workdir: Path) -> dict | None:
-  """Returns the values of status.json; None where it is missing or damaged."""
+  """Returns the values of status.json, or None if it is missing or damaged."""
   try:
     status = json.loads((workdir / FILE).read_bytes())
     whole = type(status['step']) is int and type(status['state']) is str
@@ -45,10 +46,10 @@ def read(workdir: Path) -> dict | None:
 
 
 def state(workdir: Path) -> str | None:
-  """Returns the state of a run: running, finished, preempted, failed, or 'interrupted'.
+  """Returns the state of a run: running, finished, preempted, failed or interrupted.
 
-  It is interrupted where status.json says that it is running, but no process holds its
-  folder: after a kill, or a power cut. None: there is no status.json to read.
+  A run is 'interrupted' if status.json says that it is running but no process holds its
+  folder, as after a kill or a power cut. None if there is no readable status.json.
   """
   written = (read(workdir) or {}).get('state')
   interrupted = written == 'running' and is_held(workdir) is False
@@ -56,12 +57,15 @@ def state(workdir: Path) -> str | None:
 
 
 def checkpoints_of(checkpoints) -> dict[str, int | None]:
-  """Returns the entries of status.json about checkpoints, all of which are finite."""
+  """Returns the entries of status.json about checkpoints.
+
+  All checkpoints are good, because a state that is not finite is not saved.
+  """
   return {'last_good_step': checkpoints.latest(), 'best_step': checkpoints.best_step()}
 
 
 def read_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
-  """Returns (status, rows) of a run with nothing left to do, else None."""
+  """Returns the (status, rows) of a run that has nothing left to do, else None."""
   status, path = read(workdir), workdir / FILE
   rows, damaged = metrics.read_rows(workdir / 'metrics.jsonl')
   early = status and 'stopped_early' in status and stop_reason(config, rows)
@@ -69,14 +73,14 @@ def read_finished(workdir: Path, config: dict, checkpoints) -> tuple | None:
   if checkpoints.latest() != end:
     return None
   if status is None and path.exists():
-    distributed.say(f'{path} is damaged: the end of the run is looked at again.')
+    distributed.say(f'{path} is damaged: the end of the run is checked again.')
   done = {key.split('/')[0] for row in rows if row['step'] == end for key in row}
   whole = status and status['state'] == 'finished' and not damaged
   return (status, rows) if whole and done.issuperset(config['evals']) else None
 
 
 def already_finished(workdir: Path, config: dict, status: dict) -> str:
-  """Returns the message for a run that is already finished, and how to train on."""
+  """Returns the message for a finished run, which says how to continue training."""
   if 'stopped_early' in status and (patience := config['checkpoint'].get('patience')):
     more = f'--config.checkpoint.patience={patience * 2}'
   else:
@@ -90,7 +94,7 @@ def already_finished(workdir: Path, config: dict, status: dict) -> str:
 
 @contextlib.contextmanager
 def record_failure(workdir: Path, checkpoints) -> Iterator[None]:
-  """Writes status.json when a run ends by an exception."""
+  """Writes status.json if an exception ends the run."""
   # Reads and caches the metrics of older steps now, while all processes take part.
   checkpoints_of(checkpoints)
   try:
@@ -102,7 +106,7 @@ def record_failure(workdir: Path, checkpoints) -> Iterator[None]:
     state = 'preempted' if isinstance(error, Preempted) else 'failed'
     end = {'state': state, 'exit': getattr(error, 'exit_code', 1), 'error': str(error)}
     values = (read(workdir) or {'step': 0}) | end | checkpoints_of(checkpoints)
-    # On a full disk it may not fit; the exit code and the error say the same.
+    # On a full disk the file may not fit. The exit code and the error say the same.
     with contextlib.suppress(OSError):
       write(workdir, **values)
     raise
@@ -120,14 +124,14 @@ def record_start(
   temp_bytes: int,
   kernels: dict,
 ) -> None:
-  """Adds a start to environment.json: command, versions, machine, parameters.
+  """Adds a start to environment.json: the command, versions, machine and parameters.
 
   Args:
-    step: the step that the run starts from.
-    command: the command line; None: it was started from Python.
-    params, trained: all parameters, and the trained ones; shapes are enough.
-    temp_bytes: memory of a step on one device, besides the state and the batch.
-    kernels: 'used', names of fused kernels, and 'verified', see `kernels.verify`.
+    step: the step at which the run starts.
+    command: the command line; None if the run was started from Python.
+    params, trained: all parameters and the trained ones; shapes are enough.
+    temp_bytes: memory of a step on one device, without the state and the batch.
+    kernels: 'used', the names of fused kernels, and 'verified', see `kernels.verify`.
   """
   devices = jax.devices()
   start = {
@@ -156,7 +160,7 @@ def record_start(
 
 
 def read_starts(workdir: Path) -> list[dict]:
-  """Returns the starts, oldest first; [] where the file is missing or damaged."""
+  """Returns the starts, oldest first; [] if the file is missing or damaged."""
   try:
     starts = json.loads((workdir / STARTS).read_bytes())
     return [x for x in starts if type(x['step']) is int]
@@ -171,12 +175,13 @@ def count(tree) -> int:
 
 @functools.cache
 def _commit() -> str | None:
-  """Returns the commit of this checkout, with '+' if files differ; None without git."""
+  """Returns the commit of this checkout, with '+' if files differ; None if there is no git."""
   checkout = Path(__file__).parents[2]
   options = '--always', '--abbrev=40', '--exclude=*', '--dirty=+'
   if not (checkout / '.git').exists():
     return None
-  with contextlib.suppress(OSError, subprocess.SubprocessError):  # or another's folder
+  # An error means that git is missing, or that the folder belongs to another user.
+  with contextlib.suppress(OSError, subprocess.SubprocessError):
     command = ['git', '-C', str(checkout), 'describe', *options]
     return subprocess.check_output(command, text=True, timeout=5).strip()
   return None

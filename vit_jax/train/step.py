@@ -11,17 +11,19 @@ from vit_jax.train.state import State, averaged_tree
 
 
 def make_step(task, optimizer, on_device, key):
-  """Returns `step(state, batch) -> (state, metrics)`, to be jitted.
+  """Returns `step(state, batch) -> (state, metrics)`, which is to be jitted.
 
-  The key of a step is `fold_in(key, state.step)`, so that a restored state continues as
-  if it had never stopped. A step whose loss or gradient is not finite is counted; it leaves
-  parameters, optimizer state, EMA and batch statistics as they are. So does a batch in which
-  every example is masked: its gradient is zero, but moments and weight decay would still act.
+  The random key of a step is `fold_in(key, state.step)`, so that a restored state continues
+  as if it had never stopped. A step whose loss or gradient is not finite is counted and
+  changes neither parameters, optimizer state, EMA nor batch statistics. Nor does a batch in
+  which every example is masked: its gradient is zero, but moments and weight decay would
+  still act.
 
   Args:
-    task, optimizer: see `vit_jax.tasks`, `optim.build`.
+    task: see `vit_jax.tasks`.
+    optimizer: see `optim.build`.
     on_device: the part of preprocessing that is left to the device, batch -> batch.
-    key: the run's key, of mixing and dropout.
+    key: the run's random key, for mixing and dropout.
   """
 
   def step(state: State, batch: dict):
@@ -31,7 +33,7 @@ def make_step(task, optimizer, on_device, key):
 
     batch, mask = zero_masked(batch)
     batch = on_device(batch)
-    # Weights sum to 1 over the whole batch, so that losses of micro-batches just add up.
+    # Weights sum to 1 over the whole batch, so that the losses of micro-batches add up.
     batch['weight'] = mask / jnp.maximum(mask.sum(), 1.0)
     batch = task.prepare(batch, prepare_key)
 
@@ -48,8 +50,8 @@ def make_step(task, optimizer, on_device, key):
     good, bad = some & finite, some & ~finite
 
     # The update. `optimizer.tx` clips and applies moments, weight decay and learning rate.
-    # After a bad step each old value is selected before anything is computed from the new
-    # one, see `optim.optimizers`.
+    # After a bad step the old moments are selected before anything is computed from the new
+    # ones, see `optim.optimizers`.
     rate = optimizer.rate(state.step)
     updates, opt_state = optimizer.tx.update(
       grads, state.opt_state, state.params, rate=rate, good=good
@@ -77,17 +79,17 @@ def make_step(task, optimizer, on_device, key):
 
 
 def zero_masked(batch: dict) -> tuple[dict, jax.Array]:
-  """Returns (batch, mask), the batch with zeros for images and floats of masked examples.
+  """Sets images and floats of masked examples to zero, and returns (batch, mask).
 
-  A weight of 0 keeps out neither a NaN, as 0 * nan is nan, nor pixels that are mixed into
-  another example.
+  A weight of 0 alone would not keep a NaN out, because 0 * nan is nan, nor pixels that are
+  mixed into another example.
   """
 
   batch = dict(batch)
   mask = batch.pop('mask')
   for key, x in batch.items():
-    # Images may still be bytes, which `on_device` converts later. Selected as floats, they
-    # would be copied to another layout on TPUs before they are cut into patches.
+    # Images may still be uint8, which `on_device` converts later. On TPUs, selecting floats
+    # would copy them to another layout before they are cut into patches.
     if x.dtype == jnp.uint8 or jnp.issubdtype(x.dtype, jnp.floating):
       here = mask.reshape(-1, *[1] * (x.ndim - 1)) > 0
       batch[key] = jnp.where(here, x, jnp.zeros((), x.dtype))
@@ -97,14 +99,14 @@ def zero_masked(batch: dict) -> tuple[dict, jax.Array]:
 def gradients(loss, params, stats: dict, batch: dict, key, accum: int):
   """Returns (metrics, gradients, stats) of a batch, computed in `accum` micro-batches.
 
-  Each micro-batch has its own key, so that dropout masks differ; without dropout the
-  sum is the gradient of the whole batch. Batch norms see one micro-batch at a time, and
-  their running statistics go through all of them in turn.
+  Each micro-batch has its own key, so that dropout masks differ. Without dropout the sum is
+  the gradient of the whole batch. Batch norms see one micro-batch at a time, and update
+  their running statistics with each in turn.
 
   Args:
     loss: `(params, stats, batch, key) -> (loss, (metrics, stats))`.
-    params: the tree to differentiate by.
-    stats: running statistics, {} without any.
+    params: the tree with respect to which to differentiate.
+    stats: running statistics; {} if there are none.
   """
 
   def micro(stats, key, part):
@@ -116,7 +118,8 @@ def gradients(loss, params, stats: dict, batch: dict, key, accum: int):
     (metrics, grads), stats = micro(stats, key, batch)
     return metrics, grads, stats
 
-  def split(x):  # [B, ...] -> [A, B/A, ...], strided: no example leaves its device
+  def split(x):
+    # [B, ...] -> [A, B/A, ...], strided so that no example leaves its device.
     return x.reshape(-1, accum, *x.shape[1:]).swapaxes(0, 1)
 
   parts = jax.tree.map(split, batch)

@@ -1,4 +1,4 @@
-"""A config as a program: its model, task and optimizer, and the step that trains them.
+"""Turns a config into a model, a task, an optimizer and the step that trains them.
 
 A run, a benchmark, an inspection of memory and a notebook all start here:
 
@@ -22,7 +22,7 @@ from vit_jax.train.step import make_step
 
 
 class Trainer:
-  """Shapes only, until `init` makes a state.
+  """The model, task, optimizer and step of a config; holds only shapes until `init`.
 
   Attributes:
     model: the Linen module that `config.model` describes.
@@ -40,8 +40,8 @@ class Trainer:
     """Builds everything that the config describes.
 
     Args:
-      config: sections `model` and `optim`; maybe `tune`, `task`, `sharding` and `seed`.
-        The number of steps is `resolved.total_steps`, or `steps`.
+      config: has the sections `model` and `optim`, and maybe `tune`, `task`, `sharding` and
+        `seed`. The number of steps is `resolved.total_steps`, or else `steps`.
       spec: {feature: `jax.ShapeDtypeStruct`} of a global batch.
       mesh: see `sharding.make_mesh`.
       on_device: the part of preprocessing that is left to the device, batch -> batch.
@@ -63,7 +63,7 @@ class Trainer:
       )
     self._init_key, key = jax.random.split(jax.random.key(config.get('seed', 0)))
 
-    # Jitted: `eval_shape` below and the method `init` then share one trace.
+    # Jitted, so that `eval_shape` below and the method `init` share one trace.
     @jax.jit
     def init(key, initial):
       return init_state(self.task, self.optimizer, spec, key, initial, rules)
@@ -86,7 +86,8 @@ class Trainer:
     On CPUs it is compiled without LLVM's optimizations, which take longer than they save.
 
     Args:
-      initial: {name: array}, variables in place of fresh ones, see `trees.flatten_variables`.
+      initial: {name: array}, variables that replace fresh ones, see
+        `trees.flatten_variables`.
     """
     places = trees.flatten_variables(self.abstract_state.variables())
     initial = {
@@ -100,17 +101,18 @@ class Trainer:
     return lowered.compile(options)(self._init_key, initial)
 
   def lower(self):
-    """Lowers the step: state donated and placed, batch split, metrics on all devices."""
+    """Lowers the step, see `runtime.trace_step`."""
     return self._trace().lower()
 
   def _trace(self):
     return runtime.trace_step(self.step, self.abstract_state, self.spec, self.mesh)
 
   def utilisation(self, images_per_s: float = 1.0) -> float | None:
-    """Share of the devices' `runtime.PEAKS` that a step's products take (MFU), if known.
+    """Returns the MFU: the share of the devices' peak that the products of a step take.
 
-    Products that `model.remat` repeats do not count. The backward pass of a fused attention
-    repeats one of five, which counts.
+    None if the peak or the products are unknown. Products that `model.remat` repeats do not
+    count. The backward pass of fused attention repeats one of its five products, which
+    counts.
     """
     if (peak := runtime.peak(self.mesh.devices.flat[0])) is None:
       return None
@@ -124,7 +126,7 @@ class Trainer:
     return None
 
   def compile(self):
-    """Compiles the step and prints the memory it needs; OutOfMemory if it cannot fit."""
+    """Compiles the step, prints its memory, and raises OutOfMemory if it does not fit."""
     start = time.perf_counter()
     with runtime.report_out_of_memory():
       program = self.lower().compile(runtime.options())

@@ -1,4 +1,4 @@
-"""A run's folder: locked for one run at a time, and left as it was if a start fails."""
+"""The folder of a run: locks it for one run at a time, and removes it if the start fails."""
 
 import contextlib
 import datetime
@@ -18,19 +18,20 @@ from vit_jax import distributed, files, terminal
 from vit_jax.errors import DiskFull, RunError, UserError, disk_is_full, one_line
 
 LOCK_FILE, LOG_FILE = 'run.lock', 'log.txt'
-# A folder with one of these is that of a run.
+# A folder that has one of these is the folder of a run.
 _OF_A_RUN = {LOCK_FILE, 'config.json', 'metrics.jsonl', 'status.json', 'checkpoints'}
 
 
 @contextlib.contextmanager
 def lock(workdir) -> Iterator[Path]:
-  """Holds `workdir` for this run; makes it if need be. Yields its absolute path.
+  """Locks `workdir` for this run, makes it if needed, and yields its absolute path.
 
-  The kernel drops the lock when the process ends, however it ends. A bucket has no locks:
-  there one run per folder is up to the scheduler.
+  The kernel releases the lock when the process ends, in whatever way. A bucket has no locks;
+  there the scheduler has to take care that a folder has one run.
 
   Raises:
-    UserError: another run holds it, it is not a run's, or it cannot be made or written.
+    UserError: if another run holds the folder, if it holds other files than those of a run,
+      or if it cannot be made or written to.
   """
   workdir = files.path(workdir)
   if files.is_url(workdir):
@@ -39,15 +40,16 @@ def lock(workdir) -> Iterator[Path]:
     return
   workdir = workdir.absolute()
   failure, file = None, None
-  # Before JAX is initialised there can be no second process, and asking for the
-  # process index would start the devices, which the run that holds them refuses.
+  # Before JAX is initialised there can be no second process. Asking for the process index
+  # would start the devices, which fails while another run holds them.
   several = jax.distributed.is_initialized()
   if not several or jax.process_index() == 0:
     try:
       file = _take(workdir)
     except RunError as error:
       failure = error
-  if several:  # a process whose leader was refused must not wait for it forever
+  if several:
+    # If process 0 could not lock the folder, the others must not wait for it forever.
     if distributed.broadcast_first(failure is not None) and failure is None:
       failure = UserError(f'Process 0 could not lock {workdir}; its message says why.')
     same = distributed.agree((workdir / LOCK_FILE).exists())
@@ -58,13 +60,13 @@ def lock(workdir) -> Iterator[Path]:
       )
   if failure:
     raise failure
-  # The file stays: to unlink it would race with the next run.
+  # The file stays, because deleting it would race with the next run.
   with file or contextlib.nullcontext():
     yield workdir
 
 
 def is_held(workdir) -> bool | None:
-  """Whether a run is in a folder now; None if that is unknown, as in a bucket."""
+  """Whether a run holds a folder now; None if that is unknown, as in a bucket."""
   path = files.path(workdir) / LOCK_FILE
   if files.is_url(path) or not path.is_file():
     return None
@@ -79,7 +81,7 @@ def is_held(workdir) -> bool | None:
 
 
 def _take(workdir: Path):
-  """Returns the open lock file, locked; it holds a line about this process."""
+  """Locks the lock file, writes a line about this process, and returns the open file."""
   path = workdir / LOCK_FILE
   _check_is_free(workdir)
   try:
@@ -111,10 +113,11 @@ def _take(workdir: Path):
 
 
 def _check_is_free(workdir: Path) -> None:
-  """Raises UserError for a folder of other things than a scheduler's logs."""
+  """Raises UserError if a folder holds other files than a run's or a scheduler's logs."""
   try:
     names = {path.name for path in workdir.iterdir()}
-  except OSError:  # not there yet, or another error is about to say why
+  except OSError:
+    # It does not exist yet, or a later error says why it cannot be read.
     return
   others = {n for n in names if not re.fullmatch(r'\..*|.*\.(log|out|err)', n)}
   if others and not names & _OF_A_RUN:
@@ -124,7 +127,8 @@ def _check_is_free(workdir: Path) -> None:
 
 
 def _lock(file) -> None:
-  for _ in range(4):  # `is_held` has the lock for a moment
+  # Try again, because `is_held` takes the lock for a moment.
+  for _ in range(4):
     with contextlib.suppress(BlockingIOError):
       return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     time.sleep(0.05)
@@ -133,17 +137,18 @@ def _lock(file) -> None:
 
 @contextlib.contextmanager
 def remove_unless_begun(workdir: Path, existed: bool, stop) -> Iterator[None]:
-  """Removes the folder if the run ends before its first step; a run's lock is held.
+  """Removes the locked folder of a run that ends before its first step.
 
   Args:
-    existed: whether the folder was there before this run, which then leaves it.
+    existed: whether the folder existed before this run; then it stays.
     stop: `process.StopSignal`, whose second signal ends the run at once.
   """
 
   def remove():
     if existed or not distributed.is_first():
       return
-    with contextlib.suppress(Exception):  # the error under way is the one to report
+    # The current error is the one to report.
+    with contextlib.suppress(Exception):
       if not (workdir / 'metrics.jsonl').exists():
         workdir.rmtree() if files.is_url(workdir) else shutil.rmtree(workdir)
 
@@ -157,12 +162,13 @@ def remove_unless_begun(workdir: Path, existed: bool, stop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noise_to_log(workdir: Path) -> Iterator[None]:
-  """Sends the standard error of TensorFlow, libjpeg and others to log.txt.
+  """Sends the standard error of TensorFlow, libjpeg and other libraries to log.txt.
 
-  Each process has its own, `log.1.txt` and so on; one that stays empty is removed.
+  Further processes write log.1.txt and so on. A file that stays empty is removed.
   """
   index = '' if distributed.is_first() else f'.{jax.process_index()}'
-  local = LocalFolder(workdir)  # in a bucket the log appears when the run ends
+  # In a bucket the log appears when the run ends.
+  local = LocalFolder(workdir)
   path = local.folder / LOG_FILE.replace('.', f'{index}.')
   try:
     with terminal.noise_to(path):
@@ -171,15 +177,16 @@ def noise_to_log(workdir: Path) -> Iterator[None]:
     with contextlib.suppress(OSError):
       if not path.stat().st_size:
         path.unlink()
-    with contextlib.suppress(Exception):  # the bucket may be out of reach
+    # The bucket may be out of reach.
+    with contextlib.suppress(Exception):
       local.close()
 
 
 class LocalFolder:
-  """A folder for libraries that write to disk alone; copied if its place is a bucket.
+  """A folder on disk for libraries that cannot write to a bucket; it is copied there.
 
   Attributes:
-    folder: `target` itself, or a temporary folder if that is in a bucket.
+    folder: `target` itself, or a temporary folder if `target` is in a bucket.
   """
 
   def __init__(self, target: Path):
@@ -195,7 +202,7 @@ class LocalFolder:
         files.replace(target, path.read_bytes())
 
   def close(self) -> None:
-    """Copies as `push` does, and removes the temporary folder."""
+    """Copies the files to the bucket and removes the temporary folder."""
     try:
       self.push()
     finally:
@@ -205,7 +212,7 @@ class LocalFolder:
 
 @contextlib.contextmanager
 def explain_errors(workdir) -> Iterator[None]:
-  """Raises `DiskFull` or `Unreachable` in place of errors that mean one."""
+  """Raises `DiskFull` or `Unreachable` instead of system errors with that cause."""
   try:
     with files.outages(workdir):
       yield

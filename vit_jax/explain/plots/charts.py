@@ -16,10 +16,10 @@ class Series(NamedTuple):
   """Points of one kind in a `Panel`.
 
   Attributes:
-    label: in the legend.
-    x, y: of the points.
-    std: of each y, or None.
-    joined: whether a line goes through the points.
+    label: the text in the legend.
+    x, y: the coordinates of the points.
+    std: the standard deviation of each y, or None.
+    joined: whether to draw a line through the points.
   """
 
   label: str
@@ -30,7 +30,7 @@ class Series(NamedTuple):
 
 
 class Panel(NamedTuple):
-  """One pair of axes of `panels`; `ticks` are {x: text}, or None; x is logarithmic."""
+  """One pair of axes of `panels`, with a logarithmic x; `ticks` are {x: text} or None."""
 
   title: str
   xlabel: str
@@ -44,7 +44,8 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
   """Draws each head's attention distance against its layer (ViT paper, figure 7 right).
 
   Args:
-    mean: [L, M] pixels; std: over images.
+    mean: the mean over images [L, M], in pixels.
+    std: the standard deviation over images [L, M].
     uniform: the distance under uniform attention, drawn as a dashed line.
   """
   L, M = mean.shape
@@ -54,7 +55,8 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
   ax.axhline(uniform, label='Uniform attention', **dashes)
   colours = matplotlib.colormaps['viridis'](np.linspace(0, 0.9, M))
   for m in range(M):
-    x = np.arange(L) + 0.25 * ((m + 0.5) / M - 0.5)  # bars beside one another
+    # Shift the heads a little, so that their bars do not overlap.
+    x = np.arange(L) + 0.25 * ((m + 0.5) / M - 0.5)
     style = dict(color=colours[m], markersize=2.5, elinewidth=0.5)
     ax.errorbar(x, mean[:, m], std[:, m], fmt='o', label=f'Head {m + 1}', **style)
   ax.set(xlabel='Network depth (layer)', ylabel='Mean attention distance (pixels)')
@@ -62,7 +64,8 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
   ax.set_ylim(0, 1.12 * max(uniform, (mean + std).max()))
   ax.xaxis.set_major_locator(MaxNLocator(integer=True))
   shown = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-  if M > 8:  # a few, as in the paper
+  if M > 8:
+    # Name only a few heads, as the paper does.
     few = ('Head 1', 'Head 2', 'Head 3', f'Head {M}', 'Uniform attention')
     shown = {name: shown[name] for name in few}
   place = dict(loc='outside lower center', ncols=3)
@@ -72,7 +75,7 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
 
 @style.apply_style
 def panels(shown: Sequence[Panel]) -> Figure:
-  """Draws points against a logarithmic axis, panels side by side."""
+  """Draws panels side by side, whose points have a logarithmic x axis."""
   width = style.WIDTH if len(shown) > 1 else 3.4
   figure = Figure((width, 2.5 if len(shown) < 3 else 2.2), layout='constrained')
   numbers: dict[str, int] = {}

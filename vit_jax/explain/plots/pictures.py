@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from vit_jax import resample
 from vit_jax.explain.plots import style
 
-# Maps are clipped here: a few patches may have many times the weight of all others.
+# Maps are clipped at this quantile, because a few patches may have many times the weight of
+# all others.
 TOP = 0.99
 
 
@@ -26,11 +27,12 @@ def maps(
   Args:
     images: [B, H, W, C] in [0, 1], C 1 or 3.
     values: [B, h, w], resized to the images' size.
-    title: of the maps' columns.
-    captions: one per image, above it.
-    overlay: 'heat', colours from the 1st to the 99th percentile of each map; 'mask', the
-      image times the map, as in the paper, white from the 99th percentile; or 'signed',
-      red where the map is positive and blue where it is negative.
+    title: title of the columns of maps.
+    captions: one text above each image.
+    overlay: 'heat': colours from the 1st to the 99th percentile of each map.
+      'mask': the image times the map, as in the paper, with factor 1 from the 99th
+      percentile on.
+      'signed': red where the map is positive and blue where it is negative.
   """
   B, H, W, _ = images.shape
   across = 1 if B <= 3 else 2 if B <= 8 else 4
@@ -55,11 +57,13 @@ def maps(
         at = (0.5, 1 + (above + 0.03) / (side * H / W))
         ax.text(*at, ('Input', title)[k], **_place_above(ax), size=9)
       if captions and k == 0:
-        most = int(2 * side / 0.048)  # characters of 7 points
+        # As many characters of 7 points as fit.
+        most = int(2 * side / 0.048)
         text = captions[i]
         text = text if len(text) <= most else text[: most - 1] + '…'
         ax.text(1 + near / 2 / side, 1.02, text, **_place_above(ax), size=7)
-  ax = place(side + near, down * row + 0.03, side, 0.07)  # The key, below a map.
+  # The key, below a map.
+  ax = place(side + near, down * row + 0.03, side, 0.07)
   ramp = np.linspace(-1 if overlay == 'signed' else 0, 1, 256)[None]
   ax.imshow(_OVERLAYS[overlay](np.full((1, 256, 3), 0.7), ramp), aspect='auto')
   ax.set_axis_off()
@@ -73,20 +77,21 @@ def maps(
 
 
 def _scale_map(value: np.ndarray, overlay: str) -> np.ndarray:
-  """Returns a map in [0, 1], signed in [-1, 1], so that most patches can be told apart."""
+  """Scales a map to [0, 1], or signed to [-1, 1], so that most patches can be told apart."""
   low, high = np.quantile(value, (1 - TOP, TOP))
   if overlay == 'signed':
     low, high = 0, np.quantile(np.abs(value), TOP)
   elif overlay == 'mask':
     low = 0
-  if high <= low:  # Few patches are not 0, or all are alike.
+  if high <= low:
+    # Few patches differ from 0, or all are alike.
     low, high = min(0, value.min()), np.abs(value).max()
   least = -1 if overlay == 'signed' else 0
   return np.clip((value - low) / (high - low if high > low else 1), least, 1)
 
 
 def heat(image: np.ndarray, value: np.ndarray) -> np.ndarray:
-  """Returns an image [H, W, C] in [0, 1] under a map as colour, 128 px or more a side."""
+  """Draws a map in colours over an image [H, W, C] in [0, 1], with sides of 128 px or more."""
   return _heat(*_enlarge(image, _scale_map(value, 'heat')))
 
 
@@ -95,7 +100,7 @@ def _place_above(ax) -> dict:
 
 
 def _enlarge(image: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (the image with three channels, the map), of one size, 128 px or more."""
+  """Enlarges an image and its map to one size of 128 px or more; the image gets 3 channels."""
   times = max(1, -(-128 // min(image.shape[:2])))
   larger = lambda x: x.repeat(times, 0).repeat(times, 1)
   by_pixel = value.shape == image.shape[:2]
@@ -131,7 +136,7 @@ def _grey(image):
 
 @style.apply_style
 def tiles(similarity: np.ndarray, title: str) -> Figure:
-  """Draws how similar positions are, a tile for each (ViT paper, figure 7 centre).
+  """Draws how similar positions are, as one tile per position (ViT paper, figure 7 centre).
 
   Args:
     similarity: [h, w, h, w] in [-1, 1]. With more than 16 rows or columns, only every
@@ -175,7 +180,7 @@ def filters(shown: np.ndarray, title: str, across: int) -> Figure:
 
 
 def _mosaic(ax, images: Sequence[np.ndarray], across: int, **options):
-  """Draws images row by row in cells of width 1; returns the last as matplotlib has it."""
+  """Draws images row by row in cells of width 1; returns matplotlib's image of the last."""
   h, w = images[0].shape[:2]
   gap, down = 0.035, -(-len(images) // across)
   for i, image in enumerate(images):

@@ -1,4 +1,4 @@
-"""The common style of figures: fonts, colours, and how they are saved."""
+"""The common style of figures: their fonts, markers, and how they are saved."""
 
 import functools
 import warnings
@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 WIDTH = 5.5
 STYLE = {
-  'font.family': ['STIXGeneral', 'DejaVu Serif'],  # both come with matplotlib
+  # Both come with matplotlib.
+  'font.family': ['STIXGeneral', 'DejaVu Serif'],
   'mathtext.fontset': 'stix',
   'font.size': 8,
   'axes.titlesize': 9,
@@ -28,14 +29,16 @@ STYLE = {
   'lines.markersize': 4,
   'image.interpolation': 'nearest',
   'savefig.dpi': 300,
-  'pdf.fonttype': 42,  # text that can be searched and edited
-  'svg.hashsalt': 'vit_jax',  # names of parts that do not change from run to run
+  # Text can be searched and edited.
+  'pdf.fonttype': 42,
+  # Names of the parts of a figure do not change from run to run.
+  'svg.hashsalt': 'vit_jax',
 }
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 
 
 def apply_style(draw: Callable) -> Callable:
-  """Returns `draw` with the style of these figures."""
+  """Decorates a function that draws, so that it draws in this style."""
 
   @functools.wraps(draw)
   def draw_styled(*args, **kwargs):
@@ -47,12 +50,13 @@ def apply_style(draw: Callable) -> Callable:
 
 @apply_style
 def save(figure: Figure, path: str | Path) -> None:
-  """Writes a figure; the format is that of the suffix, .png, .pdf or .svg.
+  """Writes a figure in the format of the suffix, .png, .pdf or .svg.
 
-  The file has no date in it, so that the same numbers give the same file.
+  The file contains no date, so that the same numbers give the same file.
   """
   empty = {'.png': {'Software': None}, '.pdf': {'CreationDate': None}}
   metadata = empty.get(Path(path).suffix, {'Date': None})
-  with warnings.catch_warnings():  # class names may need a font that is not here
+  with warnings.catch_warnings():
+    # Class names may need a font that is not installed.
     warnings.filterwarnings('ignore', message='Glyph .* missing from')
     figure.savefig(path, bbox_inches='tight', pad_inches=0.03, metadata=metadata)
