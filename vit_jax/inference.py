@@ -46,7 +46,7 @@ def predict_images(
     UserError: for a model that is not a classifier, an unknown layer, a pipeline that
       does not fit the model, one image where a list is expected.
   """
-  check(images, batch_size)
+  check_images(images, batch_size)
   loaded.model.check_outputs('classes', 'The model')
 
   def function(variables, batch):
@@ -59,7 +59,7 @@ def predict_images(
   return Predictions(rows.pop('logits'), rows, errors)
 
 
-def check(images, batch_size: int) -> None:
+def check_images(images, batch_size: int) -> None:
   """Raises UserError for one image in place of a list, or an empty batch."""
   if isinstance(images, str | bytes | Path):
     raise UserError(f'images is {type(images).__name__}, one image: put it in a list.')

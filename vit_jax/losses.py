@@ -46,7 +46,7 @@ LOSSES = Registry(
 )
 
 
-def check(where: str, text: str, _) -> None:
+def check_loss(where: str, text: str, _) -> None:
   """Checks the text 'NAME' or 'NAME(option=value)' of a loss: a rule of `vit_jax.check`."""
   with prefix_errors(where):
     name, options = _parse(text)

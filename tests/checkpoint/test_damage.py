@@ -190,7 +190,7 @@ def test_another_configuration_is_no_damage(tmp_path, capfd):
     params = {**abstract.params, 'head': changed}
     message = naming(tmp_path, 'step 3', f'params/head/{name}', *shapes)
     state = dataclasses.replace(abstract, params=params)
-    for refused in (saved.restore, saved.check):
+    for refused in (saved.restore, saved.check_structure):
       with pytest.raises(errors.UserError, match=message):
         refused(state)
     with pytest.raises(errors.UserError, match=message):

@@ -261,4 +261,4 @@ def test_canvas():
 )
 def test_arguments(op, facts):
   with pytest.raises(UserError, match=naming(*facts)):
-    registry.check('config.data.pp', op, {})
+    registry.check_pipeline('config.data.pp', op, {})

@@ -225,7 +225,7 @@ def test_layers_are_decayed_alike_when_stacked():
   ones = lambda tree: jax.tree.map(lambda s: jnp.ones(s.shape), tree)
   loose, stacked = ones(vit_params()), ones(vit_params(scan=True))
   rules = [('.*/bias', 0.25), ('.*', 1.0)]
-  tx = multipliers.scaled_by_rate(rules, 0.5, VIT)
+  tx = multipliers.scale_by_rate(rules, 0.5, VIT)
   update = lambda params: tx.update(params, tx.init(params), params, rate=1.0)[0]
   one, other = (trees.flatten(update(params)) for params in (loose, stacked))
   for name, value in other.items():

@@ -43,6 +43,6 @@ def test_several_labels_share_the_target():
 
 
 def test_a_task_reads_a_config():
-  assert tasks.of({'task': {'name': 'detect'}}).OUTPUTS == 'boxes'
+  assert tasks.class_of({'task': {'name': 'detect'}}).OUTPUTS == 'boxes'
   for config in ({}, {'task': {'name': 'mine'}}):  # registered by a config file
-    assert tasks.of(config) is Classify
+    assert tasks.class_of(config) is Classify

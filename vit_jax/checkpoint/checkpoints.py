@@ -197,7 +197,7 @@ class Checkpoints(Storage):
     train = items.pop('train')
     return dataclasses.replace(abstract, **items, **train), body['meta']
 
-  def check(self, abstract, frozen: dict | None = None) -> None:
+  def check_structure(self, abstract, frozen: dict | None = None) -> None:
     """Raises the UserError that `restore` would raise, without reading arrays.
 
     It compares the structure of the state, and the bits of the frozen parameters. It does

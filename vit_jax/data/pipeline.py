@@ -47,7 +47,7 @@ def _build(source, split, options, classes):
     return sources.build(source, split, classes=classes, **options)
   _check_options('config.data.source_options', options, {'source': source})
   if classes is not None:
-    subset.check('config.data.classes', classes, {'source': source})
+    subset.check_classes('config.data.classes', classes, {'source': source})
   return mixture.build(source, split)
 
 
@@ -64,9 +64,9 @@ class Batches(abc.ABC):
 
   def __init__(
     self,
-    source: Annotated[str | list[dict], mixture.check],
+    source: Annotated[str | list[dict], mixture.check_parts],
     split: str,
-    pp: Annotated[str, registry.check],
+    pp: Annotated[str, registry.check_pipeline],
     batch_size: Annotated[int, Range(1, 2**24, why='a batch of them is in memory')],
     *,
     seed: Seed = 0,

@@ -69,7 +69,7 @@ def detect_images(
     UserError: for a model that is not a detector, a pipeline that does not fit the model
       or crops, one image where a list is expected.
   """
-  inference.check(images, batch_size)
+  inference.check_images(images, batch_size)
   if loaded.model.family.outputs != 'regions':
     loaded.model.check_outputs('boxes', 'The model')
   pp = pp or loaded.pp

@@ -52,7 +52,7 @@ class Match(NamedTuple):
     return k == m and bool(np.all(self.right == np.eye(k, dtype=bool)))
 
 
-def check(where: str, value: str, _=None) -> None:
+def check_class_map(where: str, value: str, _=None) -> None:
   """Checks a config's `class_map`."""
   words = [NUMBER, NAME, KNOWN, *imagenet.LISTS]
   if value not in words and not Path(value).expanduser().exists():
@@ -92,7 +92,7 @@ def match(
     are compared by number.
   """
   if class_map is not None:
-    check('class_map', class_map)
+    check_class_map('class_map', class_map)
   if among is not None:
     check_among('among', among)
   if class_map in imagenet.LISTS:

@@ -45,9 +45,9 @@ class Classification(OneSplit):
     model: class_match.Classes | None = None,
     *,
     data: Annotated[dict, pipeline.check_evaluate],
-    loss: Annotated[str, losses.check] = 'softmax',
+    loss: Annotated[str, losses.check_loss] = 'softmax',
     labels: str | None = None,
-    class_map: Annotated[str | None, class_match.check] = None,
+    class_map: Annotated[str | None, class_match.check_class_map] = None,
     among: Annotated[str | None, class_match.check_among] = None,
     confusion: bool = False,
   ):

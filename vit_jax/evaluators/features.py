@@ -54,7 +54,7 @@ class Probe:
     model=None,
     *,
     datasets: DataSets,
-    pp: Annotated[str, registry.check],
+    pp: Annotated[str, registry.check_pipeline],
     batch_size: Size,
     feature: str = 'pre_logits',
   ):

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
   only = dict(type=cli.words(names), default=names, metavar='NAME,NAME')
   add('--only', help=f'ablations, of {", ".join(names)}', **only)
   args = parser.parse_args(argv)
-  out = out_folder.check(args.out)
+  out = out_folder.check_folder(args.out)
   results = {}
   for name in args.only:
     words = ['--ablation', name, *_CELLS.get(name, [])]

@@ -35,7 +35,7 @@ _SETTINGS = dict(nargs='+', action='extend', default=[], metavar='KEY=VALUE[,VAL
 def main(argv: list[str]) -> int:
   """Trains the runs of the grid and writes the tables; returns the exit code."""
   args = parse(argv)
-  grid = plan(args, out_folder.check(args.out or default_out(args)))
+  grid = plan(args, out_folder.check_folder(args.out or default_out(args)))
   say = terminal.say if args.json else lambda line: print(line, flush=True)
   say(f'{grid.title}: {len(grid.runs)} runs in {grid.out}')
   if args.dry_run:

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
   args = _parse(argv)
   words = ['fgvc' if args.fgvc else 'vtab', args.protocol, Path(args.source).name]
   name = program.folder_name([*words, *sweep.single(args.set)])
-  out = out_folder.check(args.out or f'runs/{name}')
+  out = out_folder.check_folder(args.out or f'runs/{name}')
   model = model_of(args.source)
   grids = {name: plan(args, name, model, out) for name in args.tasks}
   say = terminal.say if args.json else lambda line: print(line, flush=True)

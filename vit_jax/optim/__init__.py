@@ -55,7 +55,7 @@ def build(
   lr: Positive,
   total_steps: int,
   *,
-  schedule: Annotated[dict | None, schedules.check] = None,
+  schedule: Annotated[dict | None, schedules.check_schedule] = None,
   wd: Annotated[float, Range(0, 1e4)] = 0.0,
   wd_rules: Sequence[tuple[str, Factor]] = WD_RULES,
   lr_rules: Sequence[
@@ -95,8 +95,8 @@ def build(
   parts = [] if clip is None else [optax.clip_by_global_norm(clip)]
   parts.append(OPTIMIZERS[name](**options))
   if wd:
-    parts.append(multipliers.decayed_weights(wd, wd_rules))
-  parts.append(multipliers.scaled_by_rate(lr_rules, layer_decay, family))
+    parts.append(multipliers.add_weight_decay(wd, wd_rules))
+  parts.append(multipliers.scale_by_rate(lr_rules, layer_decay, family))
   average = None
   if ema is not None:
     average = averages.ema(ema)

@@ -15,7 +15,7 @@ from vit_jax import trees
 WD_RULES = (('.*/kernel', 1.0), ('.*', 0.0))
 
 
-def decayed_weights(wd: float, rules) -> optax.GradientTransformation:
+def add_weight_decay(wd: float, rules) -> optax.GradientTransformation:
   """Returns a transformation that adds `wd * factor * parameter`, factors by path rules."""
 
   def update(updates, state, params):
@@ -42,7 +42,7 @@ def layer_factors(family, params, decay: float) -> dict[str, np.ndarray]:
   return {n: decay ** (blocks + 1.0 - np.asarray(depth)) for n, depth in depths.items()}
 
 
-def scaled_by_rate(rules, layer_decay: float | None, family=None):
+def scale_by_rate(rules, layer_decay: float | None, family=None):
   """Returns the last transformation, `-rate * factor * update`.
 
   Its `update` takes the keyword `rate`, the learning rate of the step. If both `rules` and

@@ -115,7 +115,7 @@ def make_schedule(
   return rate
 
 
-def check(where: str, schedule: dict, section) -> None:
+def check_schedule(where: str, schedule: dict, section) -> None:
   """Checks a section `schedule`, whose keys are those of `make_schedule` and of the decay."""
   decay = schedule.get('decay', 'cosine')
   options = DECAYS.signature(decay).parameters

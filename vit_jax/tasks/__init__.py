@@ -47,7 +47,7 @@ def check_outputs(name: str, model: str, family) -> None:
     )
 
 
-def of(config: dict) -> type:
+def class_of(config: dict) -> type:
   """Returns the task's class, whose attributes are those of `contracts.Task`.
 
   A tool may not know a task that a config file registered: it reads its run as that of a

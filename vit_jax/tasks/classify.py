@@ -21,7 +21,7 @@ class Classify:
     model,
     spec: dict,
     *,
-    loss: Annotated[str, losses.check] = 'softmax',
+    loss: Annotated[str, losses.check_loss] = 'softmax',
     label_smoothing: Share = 0.0,
     mixup: Annotated[float, Range(0, 1e3)] = 0.0,
     cutmix: Annotated[float, Range(0, 1e3)] = 0.0,

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
   out = files.local_path(args.out, '--out')
   if out.suffix != features.SUFFIX or out.is_dir():
     raise UserError(f'--out {out}: expected FILE{features.SUFFIX}.')
-  out_folder.check(str(out.parent))
+  out_folder.check_folder(str(out.parent))
   if not Path(args.folder).is_dir():
     raise UserError(f'{args.folder} is not a folder.')
   root = str(Path(args.folder).absolute()) + '/'

@@ -47,7 +47,7 @@ def _evaluate(argv: list[str]) -> int:
   cli.refuse(
     args, ('train', 'val', 'set'), f'goes with --probe {"|".join(probe.PROBES)}'
   )
-  out = args.out and out_folder.check(args.out)
+  out = args.out and out_folder.check_folder(args.out)
   own, section = evaluation(args)
   keys = ('labels', 'class_map', 'among')
   options: dict = {key: getattr(args, key) or section.get(key) for key in keys}
@@ -65,7 +65,7 @@ def _evaluate(argv: list[str]) -> int:
   if (K := loaded.model.num_classes) is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')
   loss = args.loss or section.get('loss', 'softmax')
-  losses.check('--loss', loss, section)
+  losses.check_loss('--loss', loss, section)
   mesh = sharding.make_mesh()
   data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch or _BATCH}
   if args.pp or args.resolution:  # at which the run was not evaluated

@@ -11,7 +11,7 @@ from vit_jax import files
 from vit_jax.errors import UserError
 
 
-def check(name: str, flag: str = '--out') -> Path:
+def check_folder(name: str, flag: str = '--out') -> Path:
   """Returns the folder's absolute path; to be called before any work.
 
   Args:

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     raise UserError(f'--near_duplicates {threshold}: a cosine above 0, at most 1.')
   page = args.page and files.local_path(args.page, '--page')
   if page:
-    out_folder.check(str(page.parent), '--page')
+    out_folder.check_folder(str(page.parent), '--page')
   file = features.File(args.features)
   layers = file.record['recipe']['layers']
   layer = args.layer or next(iter(layers))

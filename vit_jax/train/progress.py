@@ -201,13 +201,13 @@ def summary(
   weights = f'{workdir}@best' if best not in (None, newest) else f'{workdir}'
   ours = _program('vit_jax')
   lines.append('Next:')
-  if not tasks.of(config).CLASSES:
+  if not tasks.class_of(config).CLASSES:
     lines.append(
       f'  {ours} train --config=finetune:weights={weights},data=FOLDER   # a head'
     )
-  elif tasks.of(config).OUTPUTS == 'classes':
+  elif tasks.class_of(config).OUTPUTS == 'classes':
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER   # names')
-  elif tasks.of(config).OUTPUTS in ('boxes', 'regions'):
+  elif tasks.class_of(config).OUTPUTS in ('boxes', 'regions'):
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER --draw DIR   # objects')
     lines.append(f'  {ours} evaluate {weights} --out DIR   # precision of each class')
   # Probably a first run, on bundled data.

@@ -94,7 +94,7 @@ def train(
     abstract = trainer.abstract_state
     initial = _from_weights(source, trainer.model, config, abstract.frozen)
     if resumes:
-      saved.check(abstract, initial)
+      saved.check_structure(abstract, initial)
     # An error until here has left an older run's files as they were.
     enter(status.record_failure(workdir, saved))
     enter(folder.explain_errors(workdir))
@@ -180,7 +180,7 @@ def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
 def _resolve(config: dict, data: pipeline.Batches) -> dict:
   """Returns the config with the classes, steps and image shape that the data determines."""
   num_classes, names = None, data.class_names  # no head
-  if feature := tasks.of(config).CLASSES:
+  if feature := tasks.class_of(config).CLASSES:
     of_data, names = data.classes_of(feature)
     num_classes = config['model'].get('num_classes', of_data)
     if num_classes is None:

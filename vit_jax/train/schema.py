@@ -44,7 +44,7 @@ def _check_task(where: str, section: dict, config: dict) -> None:
     with prefix_errors(where):
       tasks.check_outputs(section['name'], name, models.family(name))
   classes = config.get('model', {}).get('num_classes')
-  if classes is not None and not tasks.of(config).CLASSES:
+  if classes is not None and not tasks.class_of(config).CLASSES:
     raise UserError(
       f'config.model.num_classes={classes}, but {where}.name={section["name"]} trains no '
       'head: leave it out.'

@@ -70,7 +70,7 @@ def read(
   with saved.checkpoints as checkpoints:
     names = checkpoints.list_frozen(step)
     frozen = _frozen(folder, config, model, names, weights, of_weights)
-    own = tasks.of(config).OWN  # parameters below that name are the task's
+    own = tasks.class_of(config).OWN  # parameters below that name are the task's
 
     def restore(step):
       shapes = saved.shapes(step) if own and step is not None else {}

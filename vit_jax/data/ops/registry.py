@@ -155,7 +155,7 @@ def _parse(pp: str) -> tuple[Op, ...]:
   return tuple(map(_bind, _pieces(pp))) if pp.strip() else ()
 
 
-def check(where: str, pp: str, _) -> None:
+def check_pipeline(where: str, pp: str, _) -> None:
   """Refuses a pipeline that gives a model no image: a rule of `check`."""
   with prefix_errors(where):
     check_images(op.name for op in parse(pp) if 'image' in op.maps)

@@ -62,7 +62,7 @@ def build(
   with opening():
     if classes is None:
       return _open(source, split, options)
-    subset.check('config.data.classes', classes, {'source': source})
+    subset.check_classes('config.data.classes', classes, {'source': source})
     return subset.build(lambda part: _open(source, part, options), split, classes)
 
 

@@ -35,7 +35,7 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
       `label_offset` is added to its labels. For the others see `sources.build`.
     split: the split of parts that name none.
   """
-  check('config.data.source', parts)
+  check_parts('config.data.source', parts)
   built, weights = [], []
   for part in parts:
     source = _part(**{'split': split, **part})
@@ -52,7 +52,7 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
   return Mixture(built, weights)
 
 
-def check(where: str, source: str | list[dict], _=None) -> None:
+def check_parts(where: str, source: str | list[dict], _=None) -> None:
   """Raises UserError for a malformed list of parts; a rule for `check`."""
   if isinstance(source, str):
     return

@@ -101,7 +101,7 @@ def count(paths: Sequence[str]) -> list[int]:
     return list(pool.map(one, paths))
 
 
-def check(pieces: Iterable, description: str) -> None:
+def check_counts(pieces: Iterable, description: str) -> None:
   """Raises DataError if a file holds another number of records than its pieces say.
 
   Args:

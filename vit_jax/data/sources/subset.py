@@ -16,7 +16,7 @@ from vit_jax.data.sources.folder import some
 from vit_jax.errors import did_you_mean
 
 
-def check(where: str, classes: Sequence[int | str], section: dict) -> None:
+def check_classes(where: str, classes: Sequence[int | str], section: dict) -> None:
   """Raises UserError for an impossible list of classes; a rule for `check`."""
   with prefix_errors(where):
     if not isinstance(section['source'], str):
@@ -26,7 +26,7 @@ def check(where: str, classes: Sequence[int | str], section: dict) -> None:
 
 
 # The type of the parameter `classes` of everything that opens a source.
-Classes = Annotated[list[Annotated[int, Range(0, INT32)] | str] | None, check]
+Classes = Annotated[list[Annotated[int, Range(0, INT32)] | str] | None, check_classes]
 
 
 def build(

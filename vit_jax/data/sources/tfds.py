@@ -135,7 +135,7 @@ class Images(Source):
     ranges = ranges or splits.ranges(split, prepared.sizes, name)
     self.name, self._image_key = name, image_key
     self._split, pieces = prepared.pieces(ranges)
-    record_files.check(pieces, INFO)
+    record_files.check_counts(pieces, INFO)
     named = sorted((os.path.basename(i.filename), i.take) for i in pieces)
     self.fingerprint = fingerprint([self._split, *named])
     self._prepared, self._records = prepared, record_files.Records(pieces)

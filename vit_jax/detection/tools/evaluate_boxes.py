@@ -31,7 +31,7 @@ def run(args, loaded, own: str | None, section: dict) -> int:
     outputs, _ = loaded.model.apply(variables, **detect.arguments(batch))
     return outputs
 
-  out, data = args.out and out_folder.check(args.out), section['data']
+  out, data = args.out and out_folder.check_folder(args.out), section['data']
   mesh = sharding.make_mesh()
   with jax.set_mesh(mesh):
     evaluator, note = _evaluator(args, loaded, section, out, mesh)

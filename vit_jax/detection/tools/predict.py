@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _folder_of(args, paths: list[str]) -> Path | None:
   """Returns the folder `--draw`; UserError for one with images to read."""
-  out = args.draw and out_folder.check(args.draw, '--draw')
+  out = args.draw and out_folder.check_folder(args.draw, '--draw')
   if out and out.resolve() in {Path(path).resolve().parent for path in paths}:
     raise UserError(f'--draw {args.draw} holds images to read: name another folder.')
   return out

@@ -95,7 +95,7 @@ def _check_free(dest: Path, to: str) -> None:
     raise UserError(f'{dest}: --to {to} writes a name that ends in .stablehlo.')
   if to == 'savedmodel' and dest.suffix:
     raise UserError(f'{dest}: --to {to} writes a folder.')
-  out_folder.check(str(dest.parent), 'DEST')
+  out_folder.check_folder(str(dest.parent), 'DEST')
   for path in (dest, dest.with_suffix('.json')) if dest.suffix else (dest,):
     if path.exists():
       raise UserError(f'{path} is there already: choose another place, or remove it.')

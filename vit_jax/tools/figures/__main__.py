@@ -50,7 +50,7 @@ FORMATS = ('png', 'pdf', 'svg')
 def main(argv: list[str]) -> int:
   """Writes the figure and its numbers; returns 0."""
   args = _parse(argv)
-  out = out_folder.check(args.out)
+  out = out_folder.check_folder(args.out)
   try:
     from vit_jax.explain import plots
   except ImportError as error:

@@ -103,7 +103,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'examples': steps * batch,
     'exaflops': flops.exa_training(size.operations, steps * batch),
     'tune': config['tune']['method'],
-    'beside': tasks.of(config).OWN,
+    'beside': tasks.class_of(config).OWN,
     'features': _features(config, source, resolution),
   }
 
@@ -115,7 +115,7 @@ def trainer(config: dict, record: dict, mesh) -> Trainer:
     record: of `describe`.
     mesh: its devices may be fake, or described.
   """
-  if tasks.of(config).CLASSES and record['classes'] is None:
+  if tasks.class_of(config).CLASSES and record['classes'] is None:
     raise UserError(
       f'The classes of {record["source"]!r} are unknown: --config.model.num_classes=K.'
     )
@@ -167,7 +167,7 @@ def _features(config: dict, source, size: list[int]) -> dict[str, list]:
 
   No op resizes the other features, so that their shapes are those of the batch.
   """
-  ops, outputs = registry.parse(config['data']['pp']), tasks.of(config).OUTPUTS
+  ops, outputs = registry.parse(config['data']['pp']), tasks.class_of(config).OUTPUTS
   if source is not None:
     declared = source.features
   else:
@@ -204,13 +204,13 @@ def _size(config, source, examples) -> tuple[int | None, int | None]:
   data = config['data']
   classes = len(data['classes']) if data.get('classes') else None
   if source is not None:
-    own = own_classes(source.features, tasks.of(config).CLASSES or 'label')
+    own = own_classes(source.features, tasks.class_of(config).CLASSES or 'label')
     examples, classes = examples or len(source), len(own) if own else source.num_classes
   elif examples is None and config.get('epochs') is not None:
     raise UserError(
       f'The size of an epoch of {data["source"]!r} is unknown: pass --examples N.'
     )
-  return examples, classes if tasks.of(config).CLASSES else None
+  return examples, classes if tasks.class_of(config).CLASSES else None
 
 
 def image_shape(pp: str, source=None) -> tuple[int, int, int]:

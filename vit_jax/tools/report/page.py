@@ -63,7 +63,7 @@ def render(runs: list[Run]) -> tuple[str, list[str]]:
       evaluations.append({**_evaluation(run, name, most, look), 'key': key})
       charts[key] = evaluations[-1]['charts']
     missing = [*run.left_out, *(line for e in evaluations for line in e['why'])]
-    if not run.predictions and tasks.of(run.config).CLASSES:
+    if not run.predictions and tasks.class_of(run.config).CLASSES:
       how = f'vit_jax evaluate {run.path} --out {run.path}'
       missing.append(f'Answers, right and wrong: the next evaluation, or {how}.')
     prefix = f'{run.name}: ' if len(runs) > 1 else ''
