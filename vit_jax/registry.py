@@ -1,42 +1,101 @@
-"""Tables of named things: models, tasks, losses, sources, ... One class for all."""
+"""Tables of named things: models, tasks, ops, formats, ... One class for all.
 
+The core knows nothing of the packages that stand on it, the rings, but their names. A
+ring says in its `__init__` which entries it has for which table:
+
+  ENTRIES = {'task': {'detect': 'vit_jax.detection.tasks.detect:Detect'}, ...}
+
+A table reads them when it is first asked, and a ring that is missing has none.
+"""
+
+import functools
 import importlib
+import importlib.metadata
 import inspect
-from collections import UserDict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.errors import choose
 
-OTHERS = ', or one that a config file registers (--import FILE.py)'
+RINGS = ('vit_jax.detection', 'vit_jax.lab')
+# Installed packages name rings of their own in this group of entry points.
+GROUP = 'vit_jax.rings'
 
 
-class Registry(UserDict):
+@functools.cache
+def rings() -> dict[str, dict[str, dict] | None]:
+  """Returns {module of a ring: its ENTRIES}, None for one that is missing."""
+  found: dict[str, dict[str, dict] | None] = {}
+  others = importlib.metadata.entry_points(group=GROUP)
+  for name in (*RINGS, *sorted(point.value for point in others)):
+    try:
+      found[name] = importlib.import_module(name).ENTRIES
+    except ModuleNotFoundError as error:
+      if error.name != name:
+        raise
+      found[name] = None
+  return found
+
+
+def load(place: str) -> Any:
+  """Returns the object at 'module:attribute'."""
+  module, _, attribute = place.partition(':')
+  return getattr(importlib.import_module(module), attribute)
+
+
+class Registry(Mapping):
   """A table {name: object}, whose modules are imported when one of their names is used.
 
-  A config file may add an entry of its own, without editing this package:
+  It has the core's entries, then those of the rings. A config file may add an entry of its
+  own, without editing this package:
 
     losses.LOSSES.register('focal', focal)
 
   Args:
-    noun: names an entry in errors, 'task'.
+    noun: names an entry in errors, 'task', and the table in ENTRIES of a ring.
     entries: {name: 'module:attribute', or the object itself}.
+    rings_first: whether the rings' entries come first, where the order decides.
   """
 
-  def __init__(self, noun: str, entries: dict[str, Any]):
-    super().__init__(entries)
+  def __init__(self, noun: str, entries: dict[Any, Any], rings_first: bool = False):
     self.noun = noun
-    self._ours = frozenset(entries)
+    self._core = entries
+    self._rings_first = rings_first
 
-  def __getitem__(self, name: str) -> Any:
-    entry = choose(self.noun, name, self.data, OTHERS)
+  @functools.cached_property
+  def data(self) -> dict[Any, Any]:
+    """{name: entry} as they were given, or imported."""
+    return dict(self._given)
+
+  @functools.cached_property
+  def _given(self) -> dict[Any, Any]:
+    """Returns the entries of the core and of the rings."""
+    theirs: dict[Any, Any] = {}
+    for ring, entries in rings().items():
+      for name, entry in (entries or {}).get(self.noun, {}).items():
+        if name in self._core or name in theirs:
+          raise ValueError(f'{ring}: {self.noun} {name!r} exists already')
+        theirs[name] = entry
+    return {**theirs, **self._core} if self._rings_first else {**self._core, **theirs}
+
+  def __getitem__(self, name) -> Any:
+    entry = choose(self.noun, name, self.data, _others())
     if isinstance(entry, str):
-      module, _, attribute = entry.partition(':')
-      entry = self.data[name] = getattr(importlib.import_module(module), attribute)
+      entry = self.data[name] = load(entry)
     return entry
 
+  def __contains__(self, name) -> bool:
+    return name in self.data
+
+  def __iter__(self) -> Iterator:
+    return iter(self.data)
+
+  def __len__(self) -> int:
+    return len(self.data)
+
   def register(self, name: str, entry: Any) -> None:
-    """Adds an entry. A name of this package cannot be taken."""
-    if name in self._ours:
+    """Adds an entry. A name of this package or of a ring cannot be taken."""
+    if name in self._given:
       raise ValueError(f'{self.noun} {name!r} is in vit_jax already')
     self.data[name] = entry
 
@@ -52,3 +111,10 @@ class Registry(UserDict):
       if all(p.kind is not p.VAR_KEYWORD for p in parameters):
         break
     return inspect.Signature(list(keys.values()))
+
+
+def _others() -> str:
+  """Returns the end of a list of names: where others come from."""
+  missing = [name for name, entries in rings().items() if entries is None]
+  absent = f'; {" and ".join(missing)}, which may have more, is missing' * bool(missing)
+  return f', or one that a config file registers (--import FILE.py){absent}'

@@ -9,9 +9,6 @@ EVALUATORS = Registry(
   'evaluator type',
   {
     'classification': 'vit_jax.evaluators.classification:Classification',
-    'coco': 'vit_jax.detection.evaluators.coco:Coco',
-    'masked_patches': 'vit_jax.lab.masked_patches:Evaluation',
-    'segmentation': 'vit_jax.detection.evaluators.segmentation:Segmentation',
     'fewshot': 'vit_jax.evaluators.fewshot:FewShot',
     'knn': 'vit_jax.evaluators.knn:KNN',
     'linear_probe': 'vit_jax.evaluators.linear_probe:LinearProbe',

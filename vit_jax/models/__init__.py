@@ -28,13 +28,6 @@ MODELS = Registry(
     'swin': 'vit_jax.models.swin:FAMILY',
     'resnet': 'vit_jax.models.resnet:FAMILY',
     'mvit': 'vit_jax.models.mvit:FAMILY',
-    'vitdet': 'vit_jax.detection.models.vitdet:FAMILY',
-    'fpn': 'vit_jax.detection.models.fpn:FAMILY',
-    'sfp': 'vit_jax.detection.models.sfp:FAMILY',
-    'semantic_fpn': 'vit_jax.detection.models.semantic_fpn:FAMILY',
-    'linear_seg': 'vit_jax.detection.models.linear_seg:FAMILY',
-    'detr': 'vit_jax.detection.models.detr:FAMILY',
-    'rcnn': 'vit_jax.detection.models.rcnn:FAMILY',
   },
 )
 DTYPES = ('float32', 'bfloat16', 'float16')

@@ -7,10 +7,6 @@ TASKS = Registry(
   'task',
   {
     'classify': 'vit_jax.tasks.classify:Classify',
-    'detect': 'vit_jax.detection.tasks.detect:Detect',
-    'masked_patches': 'vit_jax.lab.masked_patches:MaskedPatches',
-    'rcnn': 'vit_jax.detection.tasks.rcnn:RCNN',
-    'segment': 'vit_jax.detection.tasks.segment:Segment',
   },
 )
 

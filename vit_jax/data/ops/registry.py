@@ -8,24 +8,33 @@ reported at once.
 import ast
 import dataclasses
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.check import check as check_value
 from vit_jax.check import parse_call, prefix_errors
-from vit_jax.errors import choose
-from vit_jax.registry import OTHERS
+from vit_jax.registry import Registry
 
-# Modules that register ops; they are imported when a pipeline is first read.
-MODULES = (
-  'vit_jax.data.ops.augment',
-  'vit_jax.data.ops.basic',
-  'vit_jax.data.ops.color',
-  'vit_jax.data.ops.decode',
-  'vit_jax.data.ops.randaugment',
-  'vit_jax.detection.data.object_ops',
+# Name -> factory, which has its facts as `op`.
+OPS = Registry(
+  'op',
+  {
+    'decode': 'vit_jax.data.ops.basic:Decode',
+    'resize': 'vit_jax.data.ops.basic:resize',
+    'resize_small': 'vit_jax.data.ops.basic:resize_small',
+    'central_crop': 'vit_jax.data.ops.basic:central_crop',
+    'trim': 'vit_jax.data.ops.basic:trim',
+    'value_range': 'vit_jax.data.ops.basic:ValueRange',
+    'pad_to': 'vit_jax.data.ops.basic:PadTo',
+    'random_crop': 'vit_jax.data.ops.augment:random_crop',
+    'inception_crop': 'vit_jax.data.ops.augment:InceptionCrop',
+    'flip_lr': 'vit_jax.data.ops.augment:flip_lr',
+    'random_affine': 'vit_jax.data.ops.augment:random_affine',
+    'random_erasing': 'vit_jax.data.ops.augment:random_erasing',
+    'randaug': 'vit_jax.data.ops.randaugment:RandAugment',
+    'randaug_increasing': 'vit_jax.data.ops.randaugment:IncreasingRandAugment',
+  },
 )
 
 
@@ -98,9 +107,6 @@ class Twins:
     return self.tensorflow(images, u)
 
 
-OPS: dict[str, Op] = {}
-
-
 def op(
   name: str,
   *,
@@ -129,9 +135,10 @@ def op(
   """
 
   def register(make):
-    if name in OPS and OPS[name].make.__module__ != make.__module__:
-      raise ValueError(f'an op {name!r} exists already: choose another name')
-    OPS[name] = Op(name, make, draws, maps, keeps_positions)
+    make.op = Op(name, make, draws, maps, keeps_positions)
+    # An op of the table is there already, by its place.
+    if OPS.data.get(name) != f'{make.__module__}:{make.__qualname__}':
+      OPS.register(name, make)
     return make
 
   return register
@@ -150,8 +157,6 @@ def parse(pp: str) -> tuple[Op, ...]:
 
 @functools.cache
 def _parse(pp: str) -> tuple[Op, ...]:
-  for module in MODULES:  # importing registers
-    importlib.import_module(module)
   return tuple(map(_bind, _pieces(pp))) if pp.strip() else ()
 
 
@@ -212,7 +217,7 @@ def _pieces(pp: str) -> Iterator[str]:
 def _bind(text: str) -> Op:
   """Returns the op of 'name' or 'name(1, key=2)'."""
   name, args, kwargs = parse_call(text)
-  op = choose('op', name, OPS, OTHERS)
+  op = OPS[name].op
   signature = inspect.signature(op.make)
   try:
     bound = signature.bind(*args, **kwargs)

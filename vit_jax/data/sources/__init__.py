@@ -17,16 +17,10 @@ SOURCES = Registry(
   'source',
   {
     'digits': 'vit_jax.data.sources.arrays:Digits',
-    'digits_canvas': 'vit_jax.detection.data.digits_canvas:DigitsCanvas',
     'arrays': 'vit_jax.data.sources.arrays:Arrays',
-    'shapes': 'vit_jax.lab.data.shapes:Shapes',
     'synthetic': 'vit_jax.data.sources.arrays:Synthetic',
     'folder': 'vit_jax.data.sources.folder:Folder',
     'tfds': 'vit_jax.data.sources.tfds:build',
-    'vtab': 'vit_jax.lab.data.vtab:Vtab',
-    'fgvc': 'vit_jax.lab.data.fgvc:Fgvc',
-    'coco': 'vit_jax.detection.data.coco:Coco',
-    'masks': 'vit_jax.detection.data.masks:Masks',
     'records': 'vit_jax.data.sources.records:RecordFiles',
   },
 )
