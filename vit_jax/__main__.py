@@ -10,31 +10,35 @@ from pathlib import Path
 
 from vit_jax import cli
 from vit_jax.errors import choose
+from vit_jax.registry import Registry
 from vit_jax.version import __version__
 
 # Command -> (module, help).
-COMMANDS = {
-  'train': ('vit_jax.main', 'trains and evaluates a model'),
-  'predict': ('vit_jax.tools.predict', 'classifies images, or finds objects in them'),
-  'embed': ('vit_jax.tools.embed', 'writes the features of images to a file'),
-  'search': ('vit_jax.tools.search', 'finds similar images by their features'),
-  'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
-  'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
-  'push': ('vit_jax.tools.push', 'uploads a model with its card to the hub'),
-  'export': ('vit_jax.tools.export', 'writes a program that runs without this library'),
-  'prepare': ('vit_jax.tools.prepare', 'writes a data set from archives or folders'),
-  'inspect': ('vit_jax.tools.inspect', 'describes a model, a file or a run'),
-  'figures': (
-    'vit_jax.tools.figures',
-    'draws attention, filters, positions and results',
-  ),
-  'sweep': ('vit_jax.lab.sweep', 'trains a recipe with other values, or an ablation'),
-  'vtab': ('vit_jax.lab.vtab', 'fine-tunes weights on the tasks of VTAB-1k'),
-  'paper': ('vit_jax.lab.paper', "checks the ViT paper's claims in miniature"),
-  'report': ('vit_jax.tools.report', 'writes a page about runs'),
-  'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
-  'doctor': ('vit_jax.tools.doctor', 'lists installed packages, and trains one step'),
-}
+COMMANDS = Registry(
+  'command',
+  {
+    'train': ('vit_jax.main', 'trains and evaluates a model'),
+    'predict': ('vit_jax.tools.predict', 'classifies images, or finds objects in them'),
+    'embed': ('vit_jax.tools.embed', 'writes the features of images to a file'),
+    'search': ('vit_jax.tools.search', 'finds similar images by their features'),
+    'evaluate': ('vit_jax.tools.evaluate', 'measures weights on a data set'),
+    'convert': ('vit_jax.tools.convert', "writes weights in another library's format"),
+    'push': ('vit_jax.tools.push', 'uploads a model with its card to the hub'),
+    'export': (
+      'vit_jax.tools.export',
+      'writes a program that runs without this library',
+    ),
+    'prepare': ('vit_jax.tools.prepare', 'writes a data set from archives or folders'),
+    'inspect': ('vit_jax.tools.inspect', 'describes a model, a file or a run'),
+    'figures': (
+      'vit_jax.tools.figures',
+      'draws attention, filters, positions and results',
+    ),
+    'report': ('vit_jax.tools.report', 'writes a page about runs'),
+    'bench': ('vit_jax.tools.bench', 'measures the speed of a model'),
+    'doctor': ('vit_jax.tools.doctor', 'lists installed packages, and trains one step'),
+  },
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,9 +56,7 @@ def _dispatch(argv: list[str]) -> int:
     package = Path(__file__).parent
     print(f'vit_jax {__version__} from {package} (Python {platform.python_version()})')
     return 0
-  module, _ = choose('command', argv[0], COMMANDS)
-  if module.startswith('vit_jax.lab.'):  # they train
-    cli.exit_on_interrupt()  # before the imports, which take a while
+  module, _ = choose('command', argv[0], COMMANDS.data)
   sys.argv[1:] = argv[1:]
   runpy.run_module(module, run_name='__main__', alter_sys=True)
   raise AssertionError(f'{module} did not end with sys.exit')

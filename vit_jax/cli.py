@@ -120,7 +120,7 @@ class Fields(argparse.Action):
 def refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
   """Raises UserError, '--NAME why.', for an option that was given a value."""
   for name in names:
-    if getattr(args, name) not in (None, {}):
+    if getattr(args, name, None) not in (None, {}):
       raise UserError(f'--{name} {why}.')
 
 

@@ -3,7 +3,7 @@
 The core knows nothing of the packages that stand on it, the rings, but their names. A
 ring says in its `__init__` which entries it has for which table:
 
-  ENTRIES = {'task': {'detect': 'vit_jax.detection.tasks.detect:Detect'}, ...}
+  ENTRIES = {'task': {'detect': 'my_ring.tasks:Detect'}, 'op': {...}, ...}
 
 A table reads them when it is first asked, and a ring that is missing has none.
 """
@@ -86,6 +86,11 @@ class Registry(Mapping):
 
   def __contains__(self, name) -> bool:
     return name in self.data
+
+  def get(self, name, default=None) -> Any:
+    if name not in self:
+      return default
+    return self[name]
 
   def __iter__(self) -> Iterator:
     return iter(self.data)

@@ -47,7 +47,7 @@ class SingleImage:
         )
       if self.pads and not masks:
         raise ValueError(
-          'the model needs the mask of the padding: use detection.inference.inputs'
+          'the model needs the mask of the padding, which `single_image.features` returns'
         )
     self._steps: list[Callable] = [op.numpy for op in ops]
     self._target = registry.target_of_decode(ops)

@@ -9,7 +9,12 @@ DIR/paper.md sets the claims beside the numbers that were measured.
 import math
 from collections.abc import Sequence
 
-from vit_jax import cli, files
+from vit_jax import cli
+
+if __name__ == '__main__':
+  cli.exit_on_interrupt()  # before the imports, which take a while
+
+from vit_jax import files
 from vit_jax.evaluators.base import interval
 from vit_jax.lab import runner, sweep, table
 from vit_jax.lab.published import CLAIMS, Claim

@@ -9,8 +9,13 @@ import shlex
 import textwrap
 from pathlib import Path
 
-from vit_jax import cli, terminal
+from vit_jax import cli
+
+if __name__ == '__main__':
+  cli.exit_on_interrupt()  # before the imports, which take a while
+
 from vit_jax import config as config_lib
+from vit_jax import terminal
 from vit_jax.check import prefix_errors
 from vit_jax.errors import UserError, choose
 from vit_jax.lab import runner

@@ -6,8 +6,13 @@ import shlex
 import textwrap
 from pathlib import Path
 
-from vit_jax import cli, terminal, weights
+from vit_jax import cli
+
+if __name__ == '__main__':
+  cli.exit_on_interrupt()  # before the imports, which take a while
+
 from vit_jax import config as config_lib
+from vit_jax import terminal, weights
 from vit_jax.errors import DataError, RunError, UserError
 from vit_jax.lab import published, runner, sweep, table
 from vit_jax.lab.protocols import FGVC, PROTOCOLS, VTAB, Setting

@@ -12,7 +12,6 @@ matched with those of the weights by WordNet id or name, see `evaluators.class_m
 predictions.npz, a detector's detections.json in place of confusion.csv.
 """
 
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -20,12 +19,14 @@ from pathlib import Path
 from vit_jax import cli, terminal
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError
+from vit_jax.registry import Registry
 from vit_jax.tools import out_folder, probe, source, zero_shot
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _BATCH = 64
-# Outputs of a model other than classes -> the module that evaluates them.
-OTHERS = dict.fromkeys(('boxes', 'regions'), 'vit_jax.detection.tools.evaluate_boxes')
+# Kind of a model's outputs, other than classes -> function(args, loaded, the run's name
+# for the evaluation or None, its section).
+PARTS = Registry('part of evaluate', {})
 TYPES = ('classification', 'coco')  # evaluations of a run that can be repeated
 _MOST_CLASSES = 5_000  # Largest confusion matrix, 200 MB
 _SEVERAL = '--out: {} has several labels per image, a confusion matrix is of one.'
@@ -59,8 +60,8 @@ def _evaluate(argv: list[str]) -> int:
   from vit_jax.evaluators import class_match, classification
 
   loaded = zero_shot.classifier(args, source.load(args), section['data'])
-  if other := OTHERS.get(loaded.model.family.outputs):
-    return importlib.import_module(other).run(args, loaded, own, section)
+  if evaluate := PARTS.get(loaded.model.family.outputs):
+    return evaluate(args, loaded, own, section)
   loaded.model.check_outputs('classes', args.source)
   if (K := loaded.model.num_classes) is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')

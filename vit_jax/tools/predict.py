@@ -12,7 +12,6 @@ masks. CLIP and SigLIP compare images with the texts of `--labels`. Works withou
 Features: see `vit_jax embed`.
 """
 
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -20,12 +19,14 @@ from pathlib import Path
 from vit_jax import cli, imagenet, terminal
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError, printable
+from vit_jax.registry import Registry
 from vit_jax.tools import source, zero_shot
 
 _TOP, _BATCH = 5, 32
-_DETECTION = 'vit_jax.detection.tools.predict'
-# Outputs of a model other than classes -> the function of that module.
-OTHERS = {'boxes': 'objects', 'regions': 'objects', 'pixels': 'pixels'}
+# Kind of a model's outputs, other than classes -> function(args, loaded, paths).
+PARTS = Registry('part of predict', {})
+# Name -> function(parser), which adds options of these parts.
+OPTIONS = Registry('options of predict', {})
 
 
 def main(argv: list[str]) -> int:
@@ -35,8 +36,7 @@ def main(argv: list[str]) -> int:
   from vit_jax import inference
 
   loaded = zero_shot.classifier(args, source.load(args))
-  if other := OTHERS.get(loaded.model.family.outputs):
-    predict = getattr(importlib.import_module(_DETECTION), other)
+  if predict := PARTS.get(loaded.model.family.outputs):
     return predict(args, loaded, paths)
   loaded.model.check_outputs('classes', args.source)
   why = f'is for detectors, --draw also for segmenters; {args.source} gives classes'
@@ -136,7 +136,8 @@ def _parser() -> cli.Parser:
   add('--pp', help='preprocessing in place of that of the weights')
   batch = f'images per step; default: {_BATCH}, for a detector 1'
   add('--batch', type=cli.positive, help=batch)
-  importlib.import_module(_DETECTION).add_options(parser)
+  for name in OPTIONS:
+    OPTIONS[name](parser)
   return parser
 
 

@@ -5,7 +5,6 @@ Arrays are resized for other images, patches and windows, and stacked for scanne
 
 import dataclasses
 import functools
-import importlib
 import math
 import operator
 import re
@@ -19,6 +18,7 @@ from vit_jax.errors import choose
 from vit_jax.models.base import Family
 from vit_jax.models.vit import has_cls
 from vit_jax.nn.positions import sincos2d
+from vit_jax.registry import Registry
 from vit_jax.weights import rename
 from vit_jax.weights.rename import Arrays
 from vit_jax.weights.source import Source, errors_of
@@ -175,9 +175,9 @@ def unstack(flat: Arrays, family: Family) -> Arrays:
 
 # -- a source and a model ---------------------------------------------------------------
 
-# (family of the weights, family of a model that can start from them) -> module with
-# `start(source, model, resize)`, which returns as `started`.
-STARTS = {('vit', 'vitdet'): 'vit_jax.detection.weights.vitdet'}
+# (family of the weights, family of a model that can start from them) -> function
+# `(source, model, resize)`, which returns as `started`.
+STARTS = Registry('start', {})
 
 
 class Merge(NamedTuple):
@@ -359,8 +359,8 @@ def started(source: Source, model, resize: str) -> tuple[Source, list[str], list
     flat = {rename.nested(n, 'backbone/'): x for n, x in source.flat.items()}
     new = [rf'(?!({_STATS})?backbone/).*', *(f'backbone/(?:{r})' for r in new)]
     return dataclasses.replace(source, family=name, flat=flat), new, notes
-  if module := STARTS.get((source.family, name)):
-    return importlib.import_module(module).start(source, model, resize)
+  if start := STARTS.get((source.family, name)):
+    return start(source, model, resize)
   if getattr(model, 'map_norms', False) and not source.fields.get('map_norms'):
     return without(source, r'norm/.*'), [r'stage\d+_norm/.*'], []
   return source, [], []  # the same model, or one that will not fit

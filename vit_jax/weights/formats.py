@@ -1,8 +1,6 @@
 """The formats that are read and written, and whose file a file is."""
 
 import dataclasses
-import functools
-import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,21 +9,28 @@ from typing import Any
 import numpy as np
 
 from vit_jax import models
+from vit_jax.registry import Registry
 from vit_jax.weights import adapt, configs, rename
 from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.rename import Arrays, Table
 
-# Modules with FORMATS; the first of two formats that fit a file is taken.
-FAMILIES = (
-  'vit_jax.weights.families.vit_hf',
-  *(
-    f'vit_jax.weights.families.{name}'
-    for name in ('convnext', 'mixer', 'mvit', 'resnet', 'swin', 'vit_originals')
-  ),
-  *(f'vit_jax.detection.weights.{name}' for name in ('rcnn', 'detr', 'fpn')),
-  'vit_jax.weights.families.vit',
-  'vit_jax.weights.families.bit',  # a hybrid of `vit` has the arrays of its ResNet, too
-  'vit_jax.detection.weights.vitdet',
+# The formats of each module; the first of two formats that fit a file is taken. Those of
+# rings come first: a detector's file has the arrays of its backbone, too.
+FORMATS = Registry(
+  'format',
+  {
+    'vit_hf': 'vit_jax.weights.families.vit_hf:FORMATS',
+    'convnext': 'vit_jax.weights.families.convnext:FORMATS',
+    'mixer': 'vit_jax.weights.families.mixer:FORMATS',
+    'mvit': 'vit_jax.weights.families.mvit:FORMATS',
+    'resnet': 'vit_jax.weights.families.resnet:FORMATS',
+    'swin': 'vit_jax.weights.families.swin:FORMATS',
+    'vit_originals': 'vit_jax.weights.families.vit_originals:FORMATS',
+    'vit': 'vit_jax.weights.families.vit:FORMATS',
+    # A hybrid of `vit` has the arrays of its ResNet, too.
+    'bit': 'vit_jax.weights.families.bit:FORMATS',
+  },
+  rings_first=True,
 )
 
 # Prefixes of the parameters in files that hold more. Arrays without the prefix, such as
@@ -183,11 +188,9 @@ def _over(stated: Fields, inferred: Fields) -> Fields:
   return fields
 
 
-@functools.cache
-def all_formats() -> tuple[Format, ...]:
-  """Returns the formats of every module in FAMILIES."""
-  modules = map(importlib.import_module, FAMILIES)
-  return tuple(format for module in modules for format in module.FORMATS)
+def all_formats() -> list[Format]:
+  """Returns all formats, in the order in which they are tried."""
+  return [format for name in FORMATS for format in FORMATS[name]]
 
 
 def writer(family: str, to: str) -> Format:

@@ -24,17 +24,16 @@ SOURCES = Registry(
     'records': 'vit_jax.data.sources.records:RecordFiles',
   },
 )
-# The text after the colon, for sources that need one.
-TARGETS = {
-  'arrays': 'FILE.npz',
-  'folder': 'PATH',
-  'tfds': 'NAME',
-  'vtab': 'NAME',
-  'fgvc': 'NAME',
-  'coco': 'ROOT or coco:ANNOTATIONS.json,IMAGE_FOLDER',
-  'masks': 'ROOT',
-  'records': 'FOLDER or PATTERN',
-}
+# The text after the colon, for sources that need one. It is read as `TARGETS.data`.
+TARGETS = Registry(
+  'target of a source',
+  {
+    'arrays': 'FILE.npz',
+    'folder': 'PATH',
+    'tfds': 'NAME',
+    'records': 'FOLDER or PATTERN',
+  },
+)
 
 # Schemes that also read gs:// paths.
 _IN_BUCKETS = ('records', 'tfds')
@@ -90,7 +89,7 @@ def _resolve(source: str) -> tuple[str, str, type[Source]]:
   """Returns (scheme, target, class) of a source."""
   scheme, target = _scheme(source)
   if scheme in TARGETS and not target:
-    raise UserError(f"Source {source!r}: give it as '{scheme}:{TARGETS[scheme]}'.")
+    raise UserError(f"Source {source!r}: give it as '{scheme}:{TARGETS.data[scheme]}'.")
   if '://' in target and not (files.is_url(target) and scheme in _IN_BUCKETS):
     raise UserError(
       f'Source {source!r}: only gs:// URLs are read, by {" and ".join(_IN_BUCKETS)}: '
@@ -125,4 +124,4 @@ def _scheme(source: str) -> tuple[str, str]:
 
 
 def _forms() -> str:
-  return ', '.join(f'{k}:{TARGETS[k]}' if k in TARGETS else k for k in SOURCES)
+  return ', '.join(f'{k}:{TARGETS.data[k]}' if k in TARGETS else k for k in SOURCES)

@@ -5,7 +5,6 @@ downloaded, and any folder that TFDS wrote can be read, even if TFDS does not kn
 """
 
 import contextlib
-import importlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +16,11 @@ from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import record_files, splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import DataError, RunError, did_you_mean, one_line
+from vit_jax.registry import Registry
 
 INFO = 'dataset_info.json'
+# Kind of examples, other than images with labels -> class of the source, see `build`.
+KINDS = Registry('source of TFDS', {})
 
 _NAME = re.compile(r'(?P<name>[\w-]+)(/(?P<config>[^:/]+))?(:(?P<version>[\d.]+))?')
 
@@ -110,12 +112,12 @@ def build(
     raise ValueError(
       f'{name}: set label_key={label_key!r} or objects_key={objects_key!r}, not both'
     )
-  detection = importlib.import_module('vit_jax.detection.data.tfds_objects')
-  if not (label_key or objects_key or {'label', 'labels'} & set(prepared.features)):
-    objects_key = detection.key_of(prepared.features)
+  has_label = label_key or {'label', 'labels'} & set(prepared.features)
+  if objects_key is None and not has_label and 'objects' in KINDS:
+    objects_key = KINDS['objects'].find_key(prepared.features)
   if objects_key is None:
     return Tfds(name, split, prepared, image_key, label_key)
-  return detection.TfdsObjects(name, split, prepared, image_key, objects_key)
+  return KINDS['objects'](name, split, prepared, image_key, objects_key)
 
 
 class Images(Source):

@@ -11,11 +11,6 @@ from vit_jax.detection.data import objects
 _CHUNK = 256  # examples per read
 
 
-def key_of(features) -> str | None:
-  """Returns the name of the first feature that is objects with boxes; None without one."""
-  return next((name for name in features if _are_objects(features[name])), None)
-
-
 def _are_objects(feature) -> bool:
   inner = getattr(feature, 'feature', None)
   return hasattr(inner, 'keys') and {'bbox', 'label'} <= {*inner}
@@ -34,9 +29,14 @@ class TfdsObjects(Images, objects.Objects):
     if key not in features or not _are_objects(features[key]):
       raise ValueError(
         f'{name}: {key!r} is not a sequence of objects with bbox and label: set '
-        f'objects_key={key_of(features)!r}'
+        f'objects_key={self.find_key(features)!r}'
       )
     self.num_classes, self.class_names = classes(features[key].feature['label'])
+
+  @staticmethod
+  def find_key(features) -> str | None:
+    """Returns the name of the first feature that is objects with boxes, or None."""
+    return next((name for name in features if _are_objects(features[name])), None)
 
   def _one(self, example: dict) -> dict:
     boxes, labels, crowd, _ = self._objects(example)

@@ -29,11 +29,7 @@ OF_A_MODEL = {
   'posemb': 'how similar the position embeddings are (figures 7 centre, 10)',
   'filters': "the first layer's filters, or their principal components (figure 7 left)",
 }
-OF_RUNS = {
-  'compute': 'accuracy against compute, the paper beside (figure 5, Table 6)',
-  'data': 'accuracy against pre-training data, the paper beside (figure 3, Table 5)',
-}
-NAMES = {**OF_IMAGES, **OF_A_MODEL, **OF_RUNS}
+OF_RUNS = Registry('figure of runs', {})
 # Name -> function(args) -> `Drawn`.
 FIGURES = Registry(
   'figure',
@@ -41,7 +37,6 @@ FIGURES = Registry(
     **dict.fromkeys(OF_IMAGES, 'vit_jax.tools.figures.maps:draw'),
     'distance': 'vit_jax.tools.figures.maps:distance',
     **{name: f'vit_jax.tools.figures.parameters:{name}' for name in OF_A_MODEL},
-    **{name: f'vit_jax.lab.figures:{name}' for name in OF_RUNS},
   },
 )
 FORMATS = ('png', 'pdf', 'svg')
@@ -80,13 +75,13 @@ def _layer(text: str) -> int | str:
 def _parse(argv: list[str]) -> argparse.Namespace:
   """Returns the arguments: `name`, those that all figures have, and its own."""
   if argv and not argv[0].startswith('-'):
-    choose('figure', argv[0], list(NAMES))
+    choose('figure', argv[0], list(FIGURES))
   summary = __doc__.split('\n')[0]
   parser = cli.Parser('vit_jax figures', description=summary, json=False)
   names = parser.add_subparsers(
     dest='name', metavar='NAME', required=True, prog='vit_jax figures'
   )
-  for name, text in NAMES.items():
+  for name, text in {**OF_IMAGES, **OF_A_MODEL, **OF_RUNS.data}.items():
     options = names.add_parser(name, help=text, description=f'Draws {text}.')
     add = options.add_argument
     if name in OF_RUNS:

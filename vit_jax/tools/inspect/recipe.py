@@ -21,10 +21,7 @@ from vit_jax.train.trainer import Trainer
 from vit_jax.weights import complete, from_section, lacks_backbone, zoo
 
 # Features of an example that has other outputs than a label, where its source is closed.
-_OBJECTS = 'vit_jax.detection.data.objects'
-_FEATURES = Registry(
-  'outputs', {'boxes': f'{_OBJECTS}:BOXES', 'regions': f'{_OBJECTS}:EVERY'}
-)
+_FEATURES = Registry('features of outputs', {})
 _FREE = ('digits', 'digits_canvas', 'shapes', 'synthetic')  # sources that open at once
 
 

@@ -19,9 +19,7 @@ _CELLS = 40  # classes of a confusion matrix that is drawn
 _MOST_BAD = 100  # unreadable images that are listed
 # Type of an evaluation -> function(run, its name) -> the template's values, if its answers
 # are other than classes.
-_OBJECTS = 'vit_jax.detection.tools.report_objects'
-_PARTS = {'coco': f'{_OBJECTS}:boxes', 'segmentation': f'{_OBJECTS}:masks'}
-OTHERS = Registry('part of a page', _PARTS)
+PARTS = Registry('part of a page', {})
 
 
 def write(workdir: str) -> str | None:
@@ -121,8 +119,8 @@ def _evaluation(run: Run, name: str, most: int, look: bool) -> dict:
   """Returns the template's values of an evaluation whose answers are stored."""
   answers, kind = run.predictions[name], run.evals.get(name, {}).get('type')
   step = f'step {int(answers["step"]):,}'
-  if kind in OTHERS:
-    return {'title': f'{name}, {step}', **OTHERS[kind](run, name)}
+  if kind in PARTS:
+    return {'title': f'{name}, {step}', **PARTS[kind](run, name)}
   mistakes, why = pictures.mistakes(run, name, most, look)
   # (true class, predicted class), without the examples that have several labels.
   label, predicted = answers['label'].tolist(), answers['top'][:, 0].tolist()
