@@ -12,7 +12,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
-from collections.abc import Iterator, Mapping
+from collections import UserDict
 from typing import Any
 
 from vit_jax.errors import choose
@@ -43,7 +43,7 @@ def load(place: str) -> Any:
   return getattr(importlib.import_module(module), attribute)
 
 
-class Registry(Mapping):
+class Registry(UserDict):
   """A table {name: object}, whose modules are imported when one of their names is used.
 
   It has the core's entries, then those of the rings. A config file may add an entry of its
@@ -62,6 +62,7 @@ class Registry(Mapping):
     self._core = entries
     self._rings_first = rings_first
 
+  # In place of the attribute that `UserDict.__init__` would fill at once.
   @functools.cached_property
   def data(self) -> dict[Any, Any]:
     """{name: entry} as they were given, or imported."""
@@ -69,7 +70,7 @@ class Registry(Mapping):
 
   @functools.cached_property
   def _given(self) -> dict[Any, Any]:
-    """Returns the entries of the core and of the rings."""
+    """{name: entry} of the core and of the rings."""
     theirs: dict[Any, Any] = {}
     for ring, entries in rings().items():
       for name, entry in (entries or {}).get(self.noun, {}).items():
@@ -83,20 +84,6 @@ class Registry(Mapping):
     if isinstance(entry, str):
       entry = self.data[name] = load(entry)
     return entry
-
-  def __contains__(self, name) -> bool:
-    return name in self.data
-
-  def get(self, name, default=None) -> Any:
-    if name not in self:
-      return default
-    return self[name]
-
-  def __iter__(self) -> Iterator:
-    return iter(self.data)
-
-  def __len__(self) -> int:
-    return len(self.data)
 
   def register(self, name: str, entry: Any) -> None:
     """Adds an entry. A name of this package or of a ring cannot be taken."""

@@ -60,8 +60,8 @@ def _evaluate(argv: list[str]) -> int:
   from vit_jax.evaluators import class_match, classification
 
   loaded = zero_shot.classifier(args, source.load(args), section['data'])
-  if evaluate := PARTS.get(loaded.model.family.outputs):
-    return evaluate(args, loaded, own, section)
+  if (outputs := loaded.model.family.outputs) in PARTS:
+    return PARTS[outputs](args, loaded, own, section)
   loaded.model.check_outputs('classes', args.source)
   if (K := loaded.model.num_classes) is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')

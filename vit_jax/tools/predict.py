@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
   from vit_jax import inference
 
   loaded = zero_shot.classifier(args, source.load(args))
-  if predict := PARTS.get(loaded.model.family.outputs):
-    return predict(args, loaded, paths)
+  if (outputs := loaded.model.family.outputs) in PARTS:
+    return PARTS[outputs](args, loaded, paths)
   loaded.model.check_outputs('classes', args.source)
   why = f'is for detectors, --draw also for segmenters; {args.source} gives classes'
   cli.refuse(args, ('threshold', 'draw'), why)

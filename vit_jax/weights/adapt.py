@@ -359,8 +359,8 @@ def started(source: Source, model, resize: str) -> tuple[Source, list[str], list
     flat = {rename.nested(n, 'backbone/'): x for n, x in source.flat.items()}
     new = [rf'(?!({_STATS})?backbone/).*', *(f'backbone/(?:{r})' for r in new)]
     return dataclasses.replace(source, family=name, flat=flat), new, notes
-  if start := STARTS.get((source.family, name)):
-    return start(source, model, resize)
+  if (source.family, name) in STARTS:
+    return STARTS[source.family, name](source, model, resize)
   if getattr(model, 'map_norms', False) and not source.fields.get('map_norms'):
     return without(source, r'norm/.*'), [r'stage\d+_norm/.*'], []
   return source, [], []  # the same model, or one that will not fit

@@ -16,7 +16,7 @@ from vit_jax.check import check as check_value
 from vit_jax.check import parse_call, prefix_errors
 from vit_jax.registry import Registry
 
-# Name -> factory, which has its facts as `op`.
+# Name -> factory. `_facts` has more about those whose modules are imported.
 OPS = Registry(
   'op',
   {
@@ -107,6 +107,9 @@ class Twins:
     return self.tensorflow(images, u)
 
 
+_facts: dict[str, Op] = {}
+
+
 def op(
   name: str,
   *,
@@ -135,7 +138,7 @@ def op(
   """
 
   def register(make):
-    make.op = Op(name, make, draws, maps, keeps_positions)
+    _facts[name] = Op(name, make, draws, maps, keeps_positions)
     # An op of the table is there already, by its place.
     if OPS.data.get(name) != f'{make.__module__}:{make.__qualname__}':
       OPS.register(name, make)
@@ -217,7 +220,8 @@ def _pieces(pp: str) -> Iterator[str]:
 def _bind(text: str) -> Op:
   """Returns the op of 'name' or 'name(1, key=2)'."""
   name, args, kwargs = parse_call(text)
-  op = OPS[name].op
+  OPS[name]  # imports its module, or raises an error with the names that there are
+  op = _facts[name]
   signature = inspect.signature(op.make)
   try:
     bound = signature.bind(*args, **kwargs)
