@@ -37,7 +37,7 @@ ROOMS = {
   'kernels': (24, 0),
   'lab': (119, 23),
   'models': (79, 131),
-  'modules': (138, 2),
+  'modules': (140, 2),
   'nn': (59, 0),
   'optim': (15, 14),
   'tasks': (10, 5),
@@ -48,7 +48,7 @@ ROOMS = {
   'weights': (188, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 43_000, 'configs': 2_100, 'tests': 32_400}
+LINES = {'vit_jax': 43_500, 'configs': 2_100, 'tests': 32_400}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.

@@ -37,7 +37,7 @@ def rings() -> dict[str, dict[str, dict] | None]:
   return found
 
 
-def load(place: str) -> Any:
+def _load(place: str) -> Any:
   """Returns the object at 'module:attribute'."""
   module, _, attribute = place.partition(':')
   return getattr(importlib.import_module(module), attribute)
@@ -82,7 +82,7 @@ class Registry(UserDict):
   def __getitem__(self, name) -> Any:
     entry = choose(self.noun, name, self.data, _others())
     if isinstance(entry, str):
-      entry = self.data[name] = load(entry)
+      entry = self.data[name] = _load(entry)
     return entry
 
   def register(self, name: str, entry: Any) -> None:

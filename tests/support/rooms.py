@@ -57,11 +57,10 @@ def setters() -> str:
 
 def by_position() -> set[tuple[str, str]]:
   """Returns the (op, argument) that a pipeline of a recipe or page gives by position."""
-  registry.parse('decode')  # Imports the modules that register ops.
   given = set()
   for name, text in re.findall(r'(\w+)\(([^()|]*)\)', setters()):
     if name in registry.OPS:
-      parameters = [*inspect.signature(registry.OPS[name].make).parameters]
+      parameters = [*inspect.signature(registry.OPS[name]).parameters]
       positional = [arg for arg in text.split(',') if arg.strip() and '=' not in arg]
       given |= {(name, parameter) for parameter in parameters[: len(positional)]}
   return given
@@ -84,9 +83,8 @@ def _entries() -> Iterator[tuple[str, object, list[str]]]:
   for name in tune.METHODS:
     method = tune.METHODS[name]
     yield name, method, [field.name for field in dataclasses.fields(method)]
-  registry.parse('decode')  # Imports the modules that register ops.
-  for name, op in registry.OPS.items():
-    yield name, op.make, [*inspect.signature(op.make).parameters]
+  for name, factory in registry.OPS.items():
+    yield name, factory, [*inspect.signature(factory).parameters]
 
 
 def _flags(path: Path) -> list[str]:

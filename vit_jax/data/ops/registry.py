@@ -22,6 +22,7 @@ OPS = Registry(
   {
     'decode': 'vit_jax.data.ops.basic:Decode',
     'resize': 'vit_jax.data.ops.basic:resize',
+    'resize_as_weights': 'vit_jax.data.ops.basic:resize',
     'resize_small': 'vit_jax.data.ops.basic:resize_small',
     'central_crop': 'vit_jax.data.ops.basic:central_crop',
     'trim': 'vit_jax.data.ops.basic:trim',
