@@ -1,13 +1,14 @@
-"""Images per second, step time, MFU, compile time and memory of a model on this device.
+"""Measures images per second, step time, MFU, compile time and memory of a model.
 
   vit_jax bench vit:B/16
   vit_jax bench vit:S/16 --mode train --dtype bfloat16 --batch 128,256,512
   vit_jax bench vit:B/16 --tune method=lora --tune rank=8
 
-`train` is the step of a run (AdamW, with its checks and counters), `forward` the logits in
-evaluation. Both run on synthetic images that are on the device already, so that no data
-is needed. MFU is the share of the device's rate in large matrix products, measured in
-the same call: 3 x forward FLOPs for training; work that `remat` repeats is not counted.
+`train` is the step of a run (AdamW, with its checks and counters); `forward` computes logits
+as in evaluation. Both run on synthetic images that are already on the device, so that no
+data is needed. MFU is the share of the device's peak, which is its rate in large matrix
+products, measured in the same call. Training counts as 3 x forward FLOPs; work that `remat`
+repeats is not counted.
 """
 
 import functools
@@ -26,10 +27,11 @@ from vit_jax.version import __version__
 MODES, DTYPES = ('train', 'forward'), ('float32', 'bfloat16')
 # AdamW as in pre-training; the values do not change the time of a step.
 OPTIM = {'name': 'adamw', 'lr': 1e-3, 'wd': 0.1}
-# Steps are timed in turns, long enough that to start one and wait for its end is nothing.
+# Steps are timed in turns. A turn takes TURN seconds, so long that starting it and waiting
+# for its end do not matter. A row takes SECONDS seconds, or FEWEST_TURNS turns.
 TURN, SECONDS, FEWEST_TURNS = 0.2, 10.0, 5
-# Sides of the square products whose rate is the device's peak. A CPU reaches it at 2304;
-# an H100's rate still grows at 8192.
+# Sides of the square matrix products that measure the device's peak. A CPU reaches its peak
+# at 2304; the rate of an H100 still grows at 8192.
 SIZES = (1280, 2304, 4096, 8192, 16384)
 
 
@@ -57,13 +59,15 @@ def main(argv: list[str]) -> int:
 
 
 class Subject:
-  """A model to measure, before any batch size: shapes only.
+  """A model to measure; holds only shapes.
 
   Attributes:
-    name: such as 'vit:B/16'. dtype: of compute. size: (H, W) of the images.
-    section, tune: of a config.
-    params: number of parameters, with those that tuning adds.
-    flops: of the forward pass of one image, see `train.flops`.
+    name: name of the model, such as 'vit:B/16'.
+    dtype: dtype of the computation.
+    size: (H, W) of the images.
+    section, tune: sections `model` and `tune` of a config.
+    params: number of parameters, including those that tuning adds.
+    flops: operations of the forward pass of one image, see `train.flops`.
   """
 
   def __init__(self, name: str, dtype: str, size, fields: dict, section: dict):
@@ -109,8 +113,8 @@ class Step:
   """A compiled step with its state and batch on the first device.
 
   Attributes:
-    compile_s: seconds of tracing and compilation.
-    memory: bytes of the device that the compiler planned.
+    compile_s: seconds for tracing and compilation.
+    memory: bytes of the device's memory that the compiler planned.
   """
 
   def __init__(self, subject: Subject, mode: str, batch: int):
@@ -138,7 +142,8 @@ class Step:
         spec = {'image': spec['image']}
         shapes = sharding.abstract(jax.eval_shape(lambda: state), mesh)
 
-        def forward(variables, batch):  # the variables pass through, as a state does
+        def forward(variables, batch):
+          # Returns the variables, as a training step returns its state.
           images = pipeline.scale_on_device(batch)['image']
           return variables, subject.logits(variables, images)
 
@@ -152,9 +157,9 @@ class Step:
       )
 
   def turn(self, steps: int) -> float:
-    """Returns the seconds of some steps; the device is idle before and after.
+    """Runs some steps and returns the seconds; the device is idle before and after.
 
-    As in a run the host goes MAX_IN_FLIGHT steps ahead of the device.
+    As in a run, the host goes MAX_IN_FLIGHT steps ahead of the device.
     """
     import jax
 
@@ -173,7 +178,7 @@ class Step:
 
 
 def this_machine() -> dict:
-  """Returns the device, cores, load and versions that numbers were measured with."""
+  """Returns the device, cores, load and versions with which numbers are measured."""
   import jax
 
   return {
@@ -188,8 +193,8 @@ def measure(subject: Subject, mode: str, batch: int, steps: int | None) -> dict:
   """Measures one mode, dtype and batch size.
 
   Returns:
-    A row of the table; its flops_per_s is None where tuning trains a part. Or `error`,
-    where the device has too little memory.
+    A row of the table. Its flops_per_s is None if tuning trains only a part of the model. If
+    the device has too little memory, the row has `error` instead of results.
   """
   row = {'model': subject.name, 'mode': mode, 'dtype': subject.dtype, 'batch': batch}
   row |= {'params': subject.params, 'gflops': subject.flops / 1e9}
@@ -217,10 +222,10 @@ def measure(subject: Subject, mode: str, batch: int, steps: int | None) -> dict:
 
 
 def matrix_peak(dtype: str) -> dict:
-  """Measures the device's rate in the square product in which it is fastest.
+  """Measures the device's peak: its rate in the square matrix product that is fastest.
 
-  At JAX's default precision for the dtype, here and now, so that the yardstick holds for
-  devices that no table lists.
+  It is measured here and now, at JAX's default precision for the dtype, so that MFU is known
+  for devices that no table lists.
 
   Returns:
     flops_per_s, a multiply-add as two, and size, the side of the matrices.
@@ -250,9 +255,10 @@ def matrix_peak(dtype: str) -> dict:
 
 
 def _initial(name: str, shape):
-  """Returns parameters that keep activations in range.
+  """Makes parameters that keep activations in range.
 
-  From NumPy: to compile the initialisers of a ViT-B takes as long as its step.
+  They come from NumPy, because compiling the initialisers of a ViT-B takes as long as
+  compiling its step.
   """
   import numpy as np
 
@@ -263,7 +269,7 @@ def _initial(name: str, shape):
 
 
 def _random(shape):
-  """Returns images of noise, labels 0, and ones for masks and statistics."""
+  """Makes images of noise, labels 0, and ones for masks and statistics."""
   import numpy as np
 
   if shape.dtype == np.uint8:
@@ -297,7 +303,7 @@ def _row(row: dict) -> str:
   if 'error' in row:
     return f'{start}  {row["error"]}'
   median, low, high = (1e3 * row['step_s'][key] for key in ('median', 'min', 'max'))
-  # More than 100 % is a machine that was busy while its peak was measured.
+  # An MFU of more than 100 % means that the machine was busy while its peak was measured.
   share = f'{row["mfu"]:8.1%}' if 0 < (row.get('mfu') or 0) <= 1 else ''
   return (
     f'{start}{row["images_per_s"]:11,.1f}{f"{median:.4g} ({low:.4g}-{high:.4g})":>27}'

@@ -3,18 +3,19 @@
   vit_jax convert SOURCE DEST [--to google|timm|hf|authors|open_clip|detectron2]
   vit_jax convert CLIP DEST.npz --labels 'a cat,a dog' [--templates openai]
 
-SOURCE is what `vit_jax.load` takes. DEST is FILE.npz (google), FILE.safetensors or a folder
-(timm, hf, open_clip, detectron2; authors: the names in the code of the paper's authors),
-which `timm.create_model('local-dir:FOLDER', pretrained=True)`, transformers'
-`from_pretrained('FOLDER')` and `open_clip.create_model('local-dir:FOLDER')` read. What a
-format cannot express is an error.
+SOURCE is any source that `vit_jax.load` takes. DEST is FILE.npz (google), or
+FILE.safetensors or a folder (timm, hf, open_clip, detectron2; 'authors' has the names in the
+code of the paper's authors). `timm.create_model('local-dir:FOLDER', pretrained=True)`,
+transformers' `from_pretrained('FOLDER')` and `open_clip.create_model('local-dir:FOLDER')`
+read such a folder. A model that the format cannot express is an error.
 
-LoRA's matrices are merged into the kernels; no format can express other additions of tuning.
-`--tuned_only` writes the trained parameters alone, for `vit_jax.load(SOURCE, tune=DEST)`.
-The frozen part of a run is read from the weights that it started from.
+LoRA's matrices are merged into the kernels. No format can express other parameters that
+tuning adds. `--tuned_only` writes only the trained parameters, for
+`vit_jax.load(SOURCE, tune=DEST)`. The frozen parameters of a run are read from the weights
+that it started from.
 
-`--labels`, of CLIP or SigLIP, writes a classifier: the image tower and a head of the texts'
-vectors. `vit_jax predict DEST.npz` then needs no text tower, and
+`--labels`, for CLIP or SigLIP, writes a classifier: the image tower with a head made of the
+texts' vectors. `vit_jax predict DEST.npz` then needs no text tower, and
 `--config=finetune:weights=DEST.npz,keep_head=True` starts from that head.
 """
 
@@ -27,7 +28,7 @@ from vit_jax.tools import source, zero_shot
 
 _PICKLE = 'no pickle is written, but PyTorch also loads FILE.safetensors --to timm'
 _ONNX = 'convert to FOLDER --to timm, then torch.onnx.export: see the guide Export'
-# Suffix that is not written here -> the next step.
+# {suffix that cannot be written: what to do instead}.
 _INSTEAD = {'.onnx': _ONNX, **dict.fromkeys(('.pt', '.pth', '.bin', '.ckpt'), _PICKLE)}
 
 
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def _zero_shot(args, loaded):
-  """Returns the classifier that --labels and --templates describe, as a source."""
+  """Returns the source of the classifier that --labels and --templates describe."""
   from vit_jax import trees, weights
 
   loaded = zero_shot.classifier(args, loaded)
@@ -77,14 +78,14 @@ def _write_tuned(loaded, source: str, dest: str) -> tuple[list[Path], int]:
   stored = {name for name, (_, is_stored) in shapes.items() if is_stored}
   family = models.family(loaded.family, **loaded.fields)
   every = loaded.flat | loaded.added
-  # Scanned blocks are stored as one.
+  # Scanned blocks are stored as one array.
   trained = [n for n in every if {n, *(family.stacked(n) or ())[:1]} & stored]
   files = export.save(dest, *tuned.record(loaded, trained, config['weights'] or {}))
   return files, sum(every[name].size for name in trained)
 
 
 def _format(args) -> str | None:
-  """Returns the format of DEST; None for tuned parameters, which have our own."""
+  """Returns the format of DEST; None for tuned parameters, which have a format of our own."""
   if args.tuned_only:
     if args.to:
       raise UserError('--tuned_only writes parameters under our names: leave out --to.')

@@ -1,10 +1,10 @@
-"""Versions, devices, memory, missing packages, and one training step.
+"""Lists versions, devices, memory and missing packages, and takes one training step.
 
   vit_jax doctor [--expect tpu] [--json]
 
-Exit code 0: a training step works here. 1: a package that everything needs is missing, the
-training step failed, or JAX does not compute on the platform of `--expect`. Nothing is
-imported at the top that may be missing or broken.
+Exit code 0 means that a training step works here. Exit code 1 means that a necessary package
+is missing, that the training step failed, or that JAX does not compute on the platform of
+`--expect`. This module imports nothing at the top that may be missing or broken.
 """
 
 import glob
@@ -21,9 +21,10 @@ from pathlib import Path
 from vit_jax import cli, machine
 from vit_jax.version import __version__
 
-# Modules without which nothing works; imported, as an installed package may be broken.
+# Modules without which nothing works. They are imported, because an installed package may be
+# broken.
 NEEDED = ('numpy', 'jax', 'flax', 'optax', 'orbax.checkpoint', 'ml_collections', 'PIL')
-# Module -> (its extra, its use); only looked up: TensorFlow alone takes seconds.
+# {module: (extra, purpose)}. They are not imported, because TensorFlow alone takes seconds.
 OPTIONAL = {
   'tensorflow': ('tf', 'preprocessing, TFRecords'),
   'tensorflow_datasets': ('train', 'data sets by name'),
@@ -37,7 +38,8 @@ OPTIONAL = {
   'wandb': ('wandb', 'a mirror of the metrics'),
   'mlflow': ('mlflow', 'a mirror of the metrics'),
 }
-# Extra -> (device, platform of JAX, files of its driver, whether or not JAX can use it).
+# {extra: (device, platform of JAX, files that its driver makes)}. The files exist even if JAX
+# cannot use the device.
 ACCELERATORS = {
   'cuda': ('NVIDIA GPU', 'gpu', ('/dev/nvidia[0-9]*',)),
   'tpu': ('TPU', 'tpu', ('/dev/accel[0-9]*', '/dev/vfio/[0-9]*')),
@@ -55,11 +57,11 @@ def main(argv: list[str]) -> int:
 
 
 def examine(expected: str | None = None) -> dict:
-  """Returns the report; `ok` is whether training works here.
+  """Returns the report; its `ok` says whether training works here.
 
   Args:
-    expected: the platform on which JAX must compute, or None: any. JAX falls back to
-      the CPU where the driver of an accelerator fails.
+    expected: the platform on which JAX must compute; None: any. JAX falls back to the CPU if
+      the driver of an accelerator fails.
   """
   packages = {name: _import(name) for name in NEEDED}
   missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
@@ -100,7 +102,8 @@ def install_command(extra: str | None) -> str:
   try:
     importlib.metadata.version('vit_jax')
     return f"pip install 'vit_jax{extra}'"
-  except importlib.metadata.PackageNotFoundError:  # run from a source checkout
+  except importlib.metadata.PackageNotFoundError:
+    # Run from a source checkout.
     return f"pip install -e '{Path(__file__).parents[2]}{extra}'"
 
 
@@ -110,7 +113,8 @@ def smoke_test() -> dict:
   try:
     before, after = _train_one_step()
     error = None if after < before else f'the loss went from {before} to {after}'
-  except Exception as failure:  # reported, whatever it is
+  except Exception as failure:
+    # Any failure is part of the report.
     error = f'{type(failure).__name__}: {failure}'.partition('\n')[0]
   seconds = round(time.perf_counter() - start, 2)
   return {'ok': error is None, 'seconds': seconds, 'error': error}
@@ -126,7 +130,8 @@ def _train_one_step() -> tuple[float, float]:
   model = models.build('vit', 'mu/16', num_classes=4)
   rng = np.random.default_rng(0)
   images = rng.uniform(-1, 1, (4, 32, 32, 3)).astype(np.float32)
-  # From NumPy: compiling JAX's own initialisation takes longer than the step.
+  # NumPy makes the parameters, because compiling JAX's initialisers takes longer than the
+  # step.
   shapes = model.shapes(images.shape[1:])['params']
   params = jax.tree.map(lambda p: rng.normal(0, 0.1, p.shape).astype(p.dtype), shapes)
 
@@ -147,7 +152,8 @@ def _train_one_step() -> tuple[float, float]:
 def _import(name: str) -> dict:
   try:
     module = importlib.import_module(name)
-  except Exception as error:  # a broken installation may raise anything
+  except Exception as error:
+    # A broken installation may raise anything.
     problem = f'cannot be imported: {type(error).__name__}: {error}'
     return {'version': None, 'problem': problem}
   return {'version': getattr(module, '__version__', None), 'problem': None}
@@ -158,7 +164,8 @@ def _devices() -> list[dict]:
 
   try:
     devices = jax.local_devices()
-  except RuntimeError as error:  # the step says the same in full
+  except RuntimeError as error:
+    # The training step reports the whole error.
     return [{'platform': 'none', 'kind': str(error).splitlines()[0], 'memory': None}]
   memory = lambda device: (device.memory_stats() or {}).get('bytes_limit')
   return [

@@ -3,12 +3,12 @@
   vit_jax embed SOURCE FOLDER --out features.parquet
   vit_jax embed SOURCE FOLDER --out patches.parquet --layer encoded
 
-SOURCE is what `vit_jax.load` takes; it brings its preprocessing. By default a row is an
-image and its vector before the head, `pre_logits`; for CLIP and SigLIP it is `logits`, the
-vector for comparison with texts. Other layers (`encoded`, `block05`, `stage2`, `stem`: `out`
-of the model) give a row per patch or position, without class token and registers. The same
-command again continues where it was stopped, and adds images that are new. Images that
-cannot be read are named at the end and left out.
+SOURCE is any source that `vit_jax.load` takes; images are preprocessed as its weights need.
+By default a row holds an image and its vector before the head, `pre_logits`; for CLIP and
+SigLIP it is `logits`, the vector for comparison with texts. Other layers (`encoded`,
+`block05`, `stage2`, `stem`: the model's `out`) give a row per patch or position, without the
+class token and registers. The same command again continues where it was stopped, and adds
+new images. Images that cannot be read are left out and listed at the end.
 """
 
 import itertools
@@ -22,12 +22,14 @@ from vit_jax.errors import UserError, choose, printable
 from vit_jax.tools import features, out_folder, predict, source, zero_shot
 from vit_jax.version import __version__
 
-_BATCH = {'cpu': 32}  # Images per step by platform
-_MOST_NAMED = 20  # Images that could not be read, as text
+# Number of images in a batch, by platform; 256 elsewhere.
+_BATCH = {'cpu': 32}
+# The most unreadable images that the text lists.
+_MOST_NAMED = 20
 
 
 def main(argv: list[str]) -> int:
-  """Writes the file, prints its size and the images that could not be read."""
+  """Writes the file, and prints its size and the images that could not be read."""
   args = _parser().parse_args(argv)
   features.arrow()
   out = files.local_path(args.out, '--out')
@@ -101,7 +103,7 @@ def main(argv: list[str]) -> int:
 def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:
   """Returns (function of (variables, batch) -> {layer: rows}, {layer: shape of a row}).
 
-  Rows are [B, D], or maps [B, h, w, D]: of tokens those of the patches, which come last.
+  Rows are [B, D] or maps [B, h, w, D]. A map of tokens has only the patches, which come last.
 
   Raises:
     UserError: for an unknown layer, or layers of different shapes.
@@ -109,7 +111,7 @@ def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:
   import jax
 
   def function(variables, batch):
-    # The last block may compute less for these alone.
+    # If only these two are needed, the last block may compute less.
     rest = {*layers} - {'pre_logits', 'logits'}
     y, out = loaded.model.apply(variables, batch['image'], features=bool(rest))
     rows = {**out, 'logits': y} | (loaded.model.maps(out) if rest else {})
@@ -126,14 +128,14 @@ def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:
 
 
 def fingerprint(loaded) -> str:
-  """Returns one name for the bits of all parameters."""
+  """Returns a fingerprint of all parameters."""
   from vit_jax.checkpoint import fingerprint
 
   return fingerprint.digest(fingerprint.fingerprints(loaded.variables))
 
 
 def _lasting(name: str, step: int | None) -> str:
-  """Returns a source as another command may load it: an absolute path, a step."""
+  """Returns a source that another command can load: an absolute path, with the step of a run."""
   from vit_jax.weights import runs
 
   if run := runs.find(name):

@@ -5,11 +5,11 @@
   vit_jax evaluate CLIP --zero_shot --data folder:photos --split val
   vit_jax evaluate SOURCE --probe knn --data tfds:NAME --split test [--train train]
 
-SOURCE is what `vit_jax.load` takes; it brings its preprocessing. Of a run's evaluations,
-the one that chooses its best step is repeated, or else the first. Classes of the data are
-matched with those of the weights by WordNet id or name, see `evaluators.class_match`.
-`--out` gets summary.json, per_class.csv, confusion.csv (rows: the true class) and
-predictions.npz, a detector's detections.json in place of confusion.csv.
+SOURCE is any source that `vit_jax.load` takes; images are preprocessed as its weights need.
+For a run, the evaluation that chooses its best step is repeated, or else the first one.
+Classes of the data are matched with those of the weights by WordNet id or name, see
+`evaluators.class_match`. `--out` gets summary.json, per_class.csv, confusion.csv (a row is a
+true class) and predictions.npz; for a detector detections.json instead of confusion.csv.
 """
 
 import os
@@ -24,11 +24,13 @@ from vit_jax.tools import out_folder, probe, source, zero_shot
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _BATCH = 64
-# Kind of a model's outputs, other than classes -> function(args, loaded, the run's name
-# for the evaluation or None, its section).
+# {kind of a model's outputs, other than classes: function(args, loaded, name of the run's
+# evaluation or None, section of the evaluation)}.
 PARTS = Registry('part of evaluate', {})
-TYPES = ('classification', 'coco')  # evaluations of a run that can be repeated
-_MOST_CLASSES = 5_000  # Largest confusion matrix, 200 MB
+# Types of a run's evaluations that can be repeated.
+TYPES = ('classification', 'coco')
+# Number of classes of the largest confusion matrix, 200 MB.
+_MOST_CLASSES = 5_000
 _SEVERAL = '--out: {} has several labels per image, a confusion matrix is of one.'
 _TRAIN_ONE = 'vit_jax train --config=finetune:weights={} trains one.'
 
@@ -69,7 +71,8 @@ def _evaluate(argv: list[str]) -> int:
   losses.check_loss('--loss', loss, section)
   mesh = sharding.make_mesh()
   data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch or _BATCH}
-  if args.pp or args.resolution:  # at which the run was not evaluated
+  if args.pp or args.resolution:
+    # Replaces the preprocessing of the run's evaluation.
     data['pp'] = args.pp or loaded.pp
   if out:
     data['bad_log'] = out / 'bad_images.jsonl'
@@ -95,12 +98,12 @@ def _evaluate(argv: list[str]) -> int:
 
 
 def finish(args, out, record, values, metrics, predictions, files, note='') -> int:
-  """Prints the values of an evaluation, and writes its predictions into `out`."""
+  """Prints the values of an evaluation, and writes its predictions to `out`."""
   from vit_jax.train import evaluations
 
   own, split = record['evaluation'], record['split']
   if out:
-    # Under the run's name where it is the run's evaluation, which `report` looks up.
+    # Name the predictions as the run names its evaluation, because `report` looks that up.
     name = own if own and not args.split else split
     evaluations.write_predictions(out, name, record['step'] or 0, predictions)
   of_run = f": the run's evaluation {own!r}" if own else ''
@@ -112,9 +115,9 @@ def finish(args, out, record, values, metrics, predictions, files, note='') -> i
 
 
 def evaluation(args) -> tuple[str | None, dict]:
-  """Returns (the run's name for an evaluation or None, its section as in a config).
+  """Returns (name of the run's evaluation or None, the section of the evaluation).
 
-  Of a run's evaluations that is the one that chooses its best step, or else the first.
+  For a run it is the evaluation that chooses the best step, or else the first one.
   """
   if args.data and args.split:
     data = {'source': args.data, 'split': args.split, 'classes': args.classes}
@@ -128,7 +131,7 @@ def evaluation(args) -> tuple[str | None, dict]:
 
 
 def names_of_run(source: str) -> list[str] | None:
-  """Returns the names of a run's classes, '' for those beyond the data's; None: no run."""
+  """Returns the class names of a run, '' beyond those of its data; None if it is no run."""
   from vit_jax.train import evaluations
   from vit_jax.weights import runs
 
@@ -137,7 +140,7 @@ def names_of_run(source: str) -> list[str] | None:
 
 
 def _check_tables(evaluator, num_classes: int, data: str) -> None:
-  """Raises UserError for classes that cannot have a confusion matrix."""
+  """Raises UserError if there are too many classes, or labels, for a confusion matrix."""
   match = evaluator.match
   size = len(match.columns) if match else num_classes
   if size > _MOST_CLASSES:
@@ -148,7 +151,7 @@ def _check_tables(evaluator, num_classes: int, data: str) -> None:
 
 
 def _names(evaluator, ours: list[str] | None) -> list[str] | None:
-  """Returns the names of the confusion matrix's rows: the data's, or the model's."""
+  """Returns the names of the confusion matrix's classes, from the data or else the model."""
   match, theirs = evaluator.match, evaluator.batches.class_names
   if match is None:
     size = len(evaluator.confusion)

@@ -1,9 +1,10 @@
-"""Files of features: Parquet, one row per image or per patch, and how they were computed.
+"""Files of features: Parquet with one row per image or per patch.
 
-Columns are `path`, below the folder of the images; of patches their row `y` and column `x`
-in the image's grid; and one for each layer, D numbers. Patches are in the order of rows:
-reshaped to [n, h, w, D] they are maps. The schema's metadata `vit_jax` is JSON, see
-`embed`. While it is written, a file is a folder of parts.
+The column `path` is the path of the image below its folder. Patches also have their row `y`
+and column `x` in the grid of the image. Each layer is a column of D numbers. The patches of
+an image are in the order of rows, so that [n, h, w, D] reshapes them to maps. The metadata
+`vit_jax` of the schema is JSON that says how the features were computed, see `embed`. While
+a file is written, it is a folder of parts.
 """
 
 import contextlib
@@ -23,15 +24,15 @@ from vit_jax.tools import out_folder
 
 SUFFIX = '.parquet'
 _KEY = b'vit_jax'
-# A part is written after so many seconds, which a kill may lose, or bytes.
+# A part is written after this many seconds or bytes. A kill loses at most that.
 _SECONDS, _BYTES = 60, 32 << 20
-# Numbers hardly compress; paths and places repeat.
+# Numbers hardly compress, but paths and places repeat.
 _FORMAT = {'compression': 'none', 'use_dictionary': ['path', 'y', 'x']}
 _FORMAT |= {'write_page_checksum': True}
 
 
 def arrow() -> tuple:
-  """Returns the modules `pyarrow` and `pyarrow.parquet`; UserError if they are missing."""
+  """Returns the modules `pyarrow` and `pyarrow.parquet`; raises UserError without pyarrow."""
   try:
     import pyarrow
     import pyarrow.parquet
@@ -44,11 +45,11 @@ class File:
   """A file of features.
 
   Attributes:
-    record: how it was computed, see `embed`.
+    record: how the features were computed, see `embed`.
   """
 
   def __init__(self, path):
-    """Opens the file; UserError if it is missing, damaged or not by `vit_jax embed`."""
+    """Opens the file; raises UserError if it is missing, damaged or not by `vit_jax embed`."""
     pa, pq = arrow()
     if not Path(path).is_file():
       raise UserError(f'No such file: {path}.')
@@ -61,18 +62,18 @@ class File:
       self.record = json.loads(text)
 
   def paths(self) -> list[str]:
-    """Returns the images, each once, in the order of their rows."""
+    """Returns the paths of the images, each once, in the order of their rows."""
     parts = (table['path'].unique().to_pylist() for table in self.tables(['path']))
     return [*dict.fromkeys(itertools.chain.from_iterable(parts))]
 
   def tables(self, columns: list[str] | None = None) -> Iterator:
-    """Yields all rows as tables of pyarrow, a row group each."""
+    """Yields all rows as tables of pyarrow, one for each row group."""
     with self._reading():
       for i in range(self._file.num_row_groups):
         yield self._file.read_row_group(i, columns)
 
   def chunks(self, layer: str, rows: int) -> Iterator[np.ndarray]:
-    """Yields the features of a layer, float32 [rows, D]; the last chunk may be shorter."""
+    """Yields the features of a layer in chunks float32 [rows, D]; the last may be shorter."""
     with self._reading():
       for batch in self._file.iter_batches(rows, columns=[layer]):
         x = batch.column(0)
@@ -81,13 +82,13 @@ class File:
 
 @contextlib.contextmanager
 def writing(out: Path, record: dict) -> Iterator['Parts']:
-  """Gives the parts of a file of features, while other processes are kept out.
+  """Opens the parts of a file of features, and locks them for this process.
 
   Args:
-    record: see `embed`.
+    record: how the features are computed, see `embed`.
 
   Raises:
-    UserError: for parts of another recipe, or while another process writes them.
+    UserError: if the parts are of another recipe, or if another process writes them.
   """
   folder = out.with_name(f'{out.name}.parts')
   out_folder.make(folder)
@@ -99,16 +100,17 @@ def writing(out: Path, record: dict) -> Iterator['Parts']:
     try:
       yield Parts(out, folder, record)
     finally:
-      with contextlib.suppress(OSError):  # The folder has parts, or was deleted
+      # An OSError means that the folder has parts, or that it was deleted.
+      with contextlib.suppress(OSError):
         (folder / 'lock').unlink()
         folder.rmdir()
 
 
 class Parts:
-  """A file of features that is being written, in parts that survive a kill.
+  """Writes a file of features in parts that survive a kill.
 
-  A part is a whole file of features in the folder FILE.parts; `join` makes them one file.
-  An earlier file of the same recipe is the first part.
+  A part is a complete file of features in the folder FILE.parts; `join` makes one file of
+  them. An earlier file of the same recipe is the first part.
 
   Attributes:
     done: paths of the images that the parts hold.
@@ -124,9 +126,9 @@ class Parts:
     self._pieces = [path for path in pieces if self._take(path)]
 
   def _take(self, path: Path) -> bool:
-    """Adds the images of a part; False if the file has them already."""
+    """Adds the images of a part to `done`; returns False if they are all there already."""
     file = File(path)
-    # Names are below a folder: in another one they are other images.
+    # Names are relative to the folder. In another folder they are other images.
     facts = lambda record: {'folder': record.get('folder'), **record['recipe']}
     for key, new in facts(self._record).items():
       if (old := facts(file.record).get(key)) != new:
@@ -135,13 +137,14 @@ class Parts:
           'another file by --out.'
         )
     names = {*file.paths()}
-    if names <= self.done:  # a kill came between joining and deleting
+    # A kill came after the parts were joined and before they were deleted.
+    if names <= self.done:
       return False
     self.done |= names
     return True
 
   def add(self, paths: list[str], rows: dict[str, np.ndarray]) -> None:
-    """Adds images: {layer: [n, D], or maps [n, h, w, D]}."""
+    """Adds images with their rows, {layer: [n, D] or maps [n, h, w, D]}."""
     if paths:
       self.done.update(paths)
       self._waiting.append(self._table(paths, rows))

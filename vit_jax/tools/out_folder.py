@@ -1,4 +1,4 @@
-"""The folder that a tool's `--out`, or another flag, names, and tables in it."""
+"""The folder that `--out` or another flag of a tool names, and the tables in it."""
 
 import csv
 import io
@@ -12,10 +12,12 @@ from vit_jax.errors import UserError
 
 
 def check_folder(name: str, flag: str = '--out') -> Path:
-  """Returns the folder's absolute path; to be called before any work.
+  """Raises UserError if a folder cannot be written to; returns its absolute path.
+
+  Tools call it before they start to work.
 
   Args:
-    flag: that names the folder, for errors.
+    flag: the flag that names the folder, for errors.
   """
   path = files.local_path(name, flag).absolute()
   there = next(p for p in (path, *path.parents) if p.exists())
@@ -27,17 +29,18 @@ def check_folder(name: str, flag: str = '--out') -> Path:
 
 
 def make(path: Path, flag: str = '--out') -> None:
-  """Makes the folder; UserError if it cannot be made after all."""
+  """Makes the folder; raises UserError if that fails."""
   try:
     path.mkdir(parents=True, exist_ok=True)
-  except OSError as error:  # os.access does not know all reasons, as for /proc
+  except OSError as error:
+    # `os.access` in `check_folder` does not know all reasons, as for /proc.
     raise UserError(f'{flag} {path}: {error.strerror}.') from None
 
 
 def write_csv(path: Path, rows: Iterable) -> None:
-  """Writes rows of cells as CSV; a reader sees the old file or the new one, whole.
+  """Writes rows of cells as CSV, atomically.
 
-  Text that a spreadsheet would take for a formula gets an apostrophe before it.
+  Text that a spreadsheet would take for a formula gets an apostrophe in front.
   """
   formula = lambda x: isinstance(x, str) and re.match(r'[=+@\t\r]|-(?![\d.])', x)
   text = io.StringIO()

@@ -5,11 +5,11 @@
   vit_jax predict DETECTOR IMAGE_OR_FOLDER... [--threshold 0.7] [--draw DIR] [--json]
   vit_jax predict SEGMENTER IMAGE_OR_FOLDER... [--draw DIR] [--json]
 
-SOURCE is what `vit_jax.load` takes; it brings its preprocessing. A detector gives boxes with
-a class and a score, in pixels of the image as it is in the file, and maybe masks; `--draw`
-writes the images with them. A segmenter gives the share of pixels of each class; `--draw` writes
-masks. CLIP and SigLIP compare images with the texts of `--labels`. Works without TensorFlow.
-Features: see `vit_jax embed`.
+SOURCE is any source that `vit_jax.load` takes; images are preprocessed as its weights need.
+A detector gives boxes with a class and a score, in pixels of the image in the file, and
+maybe masks; `--draw` writes images with them. A segmenter gives the share of pixels of each
+class; `--draw` writes masks. CLIP and SigLIP compare images with the texts of `--labels`.
+TensorFlow is not needed. For features see `vit_jax embed`.
 """
 
 import os
@@ -55,12 +55,12 @@ def main(argv: list[str]) -> int:
 
 
 def finish(args, loaded, images: list[dict], lines, note: str = '', **more) -> int:
-  """Prints predictions as text or JSON; UserError if no image could be read.
+  """Prints predictions as text or JSON; raises UserError if no image could be read.
 
   Args:
-    lines: function of an image that could be read -> a heading, and lines below it.
-    note: printed before the images.
-    **more: what only the JSON has.
+    lines: function of a readable image that returns a heading and the lines below it.
+    note: text to print before the images.
+    **more: further entries of the JSON.
   """
   if args.json:
     record = {'source': args.source, 'step': loaded.step, **more, 'images': images}
@@ -78,10 +78,10 @@ def finish(args, loaded, images: list[dict], lines, note: str = '', **more) -> i
 
 
 def find(images: list[str]) -> list[str]:
-  """Returns the named files, and the images below the named folders, sorted.
+  """Returns the named files, and the sorted images below the named folders.
 
-  The images of a folder are those that training would read; a line says how many other
-  files it has.
+  The images of a folder are those that training would read. Prints how many other files the
+  folder has.
   """
   paths = []
   for name in images:
@@ -116,7 +116,8 @@ def _top(paths, predicted, names, number):
 def _class(k: int, names: list[str] | None, probability: float) -> dict:
   name = names[k] if names else str(k)
   record = {'class': int(k), 'name': name, 'probability': probability}
-  described = imagenet.describe(name)  # where names are WordNet ids
+  # Describes names that are WordNet ids.
+  described = imagenet.describe(name)
   return record | ({'description': described} if described else {})
 
 

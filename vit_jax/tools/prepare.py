@@ -4,8 +4,8 @@
   vit_jax prepare images --from FOLDER --name pets --data_dir D
   vit_jax prepare images --from train.tar val.tar --name pets --data_dir D
 
-Nothing is unpacked. Broken images are left out and listed. --max_side 512 shrinks large
-images, once and for good. With --beam_runner it runs on a cluster.
+Nothing is unpacked. Broken images are left out and listed. `--max_side 512` stores large
+images in a smaller size. With `--beam_runner` it runs on a cluster.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from vit_jax.errors import UserError
 
 
 def main(argv: list[str]) -> int:
-  """Prepares a data set; prints its splits and the images that are left out."""
+  """Prepares a data set, and prints its splits and the broken images."""
   args = _parser().parse_args(argv)
   options = [f'--{o}' for o in filter(None, args.beam_pipeline_options.split(','))]
   if options and not args.beam_runner:
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     max_side=args.max_side,
     beam=bool(args.beam_runner),
   )
-  # Nothing is downloaded, but TFDS makes the folders for it. It prints its progress.
+  # Nothing is downloaded, but TFDS makes folders for downloads. It also prints its progress.
   with tempfile.TemporaryDirectory() as unused, contextlib.redirect_stdout(sys.stderr):
     builder.download_and_prepare(download_dir=unused, download_config=config)
   sizes = {name: info.num_examples for name, info in builder.info.splits.items()}

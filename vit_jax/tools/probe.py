@@ -1,4 +1,4 @@
-"""`vit_jax evaluate --probe`: how good frozen features are, by an evaluator of them."""
+"""`vit_jax evaluate --probe`: measures how good frozen features are."""
 
 import argparse
 
@@ -6,26 +6,29 @@ from vit_jax import check, cli
 from vit_jax.errors import UserError, choose
 from vit_jax.tools import source
 
-PROBES = ('fewshot', 'knn', 'linear_probe')  # Names in `vit_jax.evaluators.EVALUATORS`
+# Names in `vit_jax.evaluators.EVALUATORS`.
+PROBES = ('fewshot', 'knn', 'linear_probe')
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
   """Adds --probe and its options."""
   add = parser.add_argument
   add('--probe', metavar='|'.join(PROBES), help='classify by features, not by the head')
-  add('--train', metavar='SPLIT', help="that a probe is fitted to; default: 'train'")
-  add('--val', metavar='SPLIT', help='that chooses the penalty of linear_probe')
+  add('--train', metavar='SPLIT', help="the split to fit to; default: 'train'")
+  add(
+    '--val', metavar='SPLIT', help='the split that chooses the penalty of linear_probe'
+  )
   add('--set', action=cli.Fields, help="an option of a probe: 'k=[5,20]'")
 
 
 def run(args) -> int:
-  """Prints the probe's numbers of the features of SOURCE."""
+  """Probes the features of SOURCE, and prints the numbers."""
   own, section = _section(args)
   import jax
 
   from vit_jax import evaluators, sharding
 
-  # Until the weights bring their own preprocessing:
+  # Check the options before loading the weights, with any `pp` in place of the weights' own.
   options = {'pp': args.pp or 'value_range(-1, 1)', **section}
   del options['type']
   signature = evaluators.EVALUATORS.signature(args.probe)
@@ -51,7 +54,7 @@ def run(args) -> int:
 
 
 def _section(args) -> tuple[str | None, dict]:
-  """Returns (the run's name for its evaluation or None, a section of a config's evals)."""
+  """Returns (name of the run's evaluation or None, the section of the evaluation)."""
   choose('--probe', args.probe, dict.fromkeys(PROBES))
   names = ('out', 'loss', 'labels', 'class_map', 'among')
   cli.refuse(args, names, 'is of a classification by the head: not with --probe')
@@ -65,7 +68,8 @@ def _section(args) -> tuple[str | None, dict]:
     cli.refuse(args, ['split'], "goes with --data, not with a run's own evaluation")
     _, evals = source.evaluations(args, (args.probe,))
     own, section = next(iter(evals.items()))
-    unused = ('every', 'use_ema')  # when and of which parameters a run evaluates
+    # They say when, and with which parameters, a run evaluates.
+    unused = ('every', 'use_ema')
     section = {key: value for key, value in section.items() if key not in unused}
   section['batch_size'] = args.batch or 64
   section |= args.set

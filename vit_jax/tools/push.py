@@ -2,10 +2,10 @@
 
   vit_jax push SOURCE OWNER/NAME [--private] [--format timm|hf|google]
 
-SOURCE is what `vit_jax.load` takes. A folder is written and uploaded: weights that timm or
-transformers and this library read, the preprocessing, the run's config and a model card.
-With `--dry_run` it is written only, for you to look at. The card states the licence of the
-weights that the run started from; `--license` states another.
+SOURCE is any source that `vit_jax.load` takes. A folder is written and uploaded: weights
+that timm or transformers and this library can read, the preprocessing, the run's config and
+a model card. With `--dry_run` the folder is only written, for you to look at. The card states
+the licence of the weights that the run started from; `--license` states another one.
 """
 
 import math
@@ -18,8 +18,10 @@ from vit_jax import cli, files
 from vit_jax.errors import UserError, one_line, printable
 from vit_jax.tools import source
 
-FORMATS = ('timm', 'hf', 'google')  # the first that can express the model
-CARD, UNKNOWN = 'README.md', 'unknown'  # the second is an identifier of the hub's list
+# The first format that can express the model is taken.
+FORMATS = ('timm', 'hf', 'google')
+# The name of the card, and the hub's identifier of an unknown licence.
+CARD, UNKNOWN = 'README.md', 'unknown'
 _LIBRARIES = {'timm': 'timm', 'hf': 'transformers', 'google': 'vit_jax'}
 
 
@@ -54,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def client():
-  """Returns huggingface_hub's client; UserError where the package is missing."""
+  """Returns huggingface_hub's client; raises UserError if the package is missing."""
   try:
     import huggingface_hub
   except ImportError:
@@ -67,7 +69,7 @@ def client():
 def upload(api, args, folder: Path) -> tuple[str, bool]:
   """Uploads a folder; returns (address of the model, whether its card was written).
 
-  A card that the repository has already stays, since somebody may have edited it.
+  If the repository already has a card, that card stays, because somebody may have edited it.
   """
   try:
     api.create_repo(args.repo, private=args.private, exist_ok=True)
@@ -78,7 +80,8 @@ def upload(api, args, folder: Path) -> tuple[str, bool]:
       commit_message=f'{args.source}, by vit_jax',
       ignore_patterns=[CARD] if keep else None,
     )
-  except Exception as error:  # the hub's own errors, and those of its HTTP library
+  except Exception as error:
+    # Errors of the hub, or of its HTTP library.
     why = one_line(f'{type(error).__name__}: {error}')
     raise UserError(
       f'Could not push to {args.repo}: {why}. Set HF_TOKEN, or pass --dry_run.'
@@ -131,7 +134,7 @@ def write(args, folder: Path) -> dict:
 
 
 def _write(loaded, folder: Path, to: str | None) -> tuple[str, int]:
-  """Writes the weights; returns (the format, the number of parameters)."""
+  """Writes the weights, and returns (format, number of parameters)."""
   from vit_jax import weights
 
   reasons = {}
@@ -149,9 +152,9 @@ def _write(loaded, folder: Path, to: str | None) -> tuple[str, int]:
 
 
 def _run(folder: Path, step: int) -> tuple[dict, dict[str, str]]:
-  """Returns (config, {name: value as text} of the results saved with a step).
+  """Returns (config, {name: (value, text)} of the results that were saved with a step).
 
-  A result is a number that says how good the model is, neither a time nor a count.
+  A result is a number that says how good the model is, unlike times and counts.
   """
   from vit_jax import config as config_lib
   from vit_jax import evaluators
@@ -168,7 +171,7 @@ def _run(folder: Path, step: int) -> tuple[dict, dict[str, str]]:
 
 
 def _dataset(config: dict) -> str | None:
-  """Returns the hub's name of the training data; None for data of the user's own."""
+  """Returns the hub's name of the training data; None for the user's own data."""
   data = config.get('data', {}).get('source')
   if not isinstance(data, str) or not data.startswith('tfds:'):
     return None
@@ -177,7 +180,7 @@ def _dataset(config: dict) -> str | None:
 
 
 def card(facts: dict) -> str:
-  """Returns the model card, Markdown that begins with the hub's metadata in YAML."""
+  """Returns the model card: Markdown that begins with metadata in YAML for the hub."""
   import jinja2
 
   environment = jinja2.Environment(
@@ -193,12 +196,12 @@ def card(facts: dict) -> str:
 
 
 def markdown(text) -> str:
-  """Returns a text that Markdown and HTML show as it is."""
+  """Escapes a text, so that Markdown and HTML show it unchanged."""
   return re.sub(r'([\\`*_{}\[\]<>()#!|~&$])', r'\\\1', printable(text))
 
 
 def public(value):
-  """Returns a config without class names, which the weights have, and without folders."""
+  """Returns a config without class names, which the weights have, and without folder names."""
   if isinstance(value, dict):
     hidden = ('workdir', 'class_names')
     return {key: public(x) for key, x in value.items() if key not in hidden}
@@ -208,7 +211,7 @@ def public(value):
 
 
 def hide_folders(text: str) -> str:
-  """Returns 'folder:/home/me/photos' as 'folder:photos', gs://bucket/a unchanged."""
+  """Shortens 'folder:/home/me/photos' to 'folder:photos'; keeps gs://bucket/a."""
   return re.sub(
     r'(?<![\w:/])(folder:|records:|arrays:)?(~|\.{1,2})?/(?:[^/|]*/)*',
     lambda match: match[1] or '',

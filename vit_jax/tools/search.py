@@ -4,10 +4,10 @@
   vit_jax search features.parquet --text 'a red car'     features of CLIP or SigLIP
   vit_jax search features.parquet --near_duplicates 0.95
 
-The file is by `vit_jax embed`. Queries are embedded by the same weights and preprocessing,
-which it names. Similarity is the cosine; the search is exact and runs on the device in
-chunks. Near duplicates are groups of images of the file in which each is linked to another
-by a similarity of at least the threshold. `--page` shows pictures in one HTML file.
+`vit_jax embed` wrote the file. Queries are embedded with the weights and the preprocessing
+that the file names. Similarity is the cosine. The search is exact and runs on the device in
+chunks. Near duplicates are groups of images in which each image has a similarity of at least
+the threshold to another one of the group. `--page` shows pictures in one HTML file.
 """
 
 import contextlib
@@ -22,9 +22,12 @@ from vit_jax.errors import BadImage, UserError, choose, printable
 from vit_jax.tools import embed, features, out_folder, predict, zero_shot
 
 _TOP, _BATCH = 10, 8
-_ROWS = 1 << 16  # Features on the device at a time
-_TILE = 1 << 12  # Rows and columns of similarities at a time
-_PICTURES, _GROUPS = 24, 200  # On a page: pictures of a group, and groups; 10 kB each
+# Number of features on the device at a time.
+_ROWS = 1 << 16
+# Number of rows and columns of similarities that are computed at a time.
+_TILE = 1 << 12
+# The most pictures of a group, and groups, on a page; a picture takes 10 kB.
+_PICTURES, _GROUPS = 24, 200
 
 
 def main(argv: list[str]) -> int:
@@ -67,7 +70,7 @@ def main(argv: list[str]) -> int:
 
 
 def _queries(args, file, layer: str, paths: list[str]) -> list[dict]:
-  """Returns {query, images: the nearest, perhaps error} for every query."""
+  """Returns {'query', 'images': the nearest ones, maybe 'error'} for every query."""
   queries = args.text or predict.find(args.queries)
   from vit_jax import inference, sharding, weights
 
@@ -104,10 +107,10 @@ def _images(paths: list[str], similarities, rows) -> dict:
 
 
 def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the similarities and row numbers of the k nearest rows, both [n, k].
+  """Finds the k nearest rows: their similarities and numbers, both [n, k].
 
   Args:
-    chunks: of the rows, [N, D] float32 in all; k or fewer are returned of fewer rows.
+    chunks: the rows in chunks, together [N, D] float32. If N < k, all N rows are returned.
     queries: [n, D] float32.
   """
   from vit_jax.evaluators import knn
@@ -124,7 +127,10 @@ def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.n
 
 
 def _duplicates(chunks, threshold: float, paths: list[str]) -> list[dict]:
-  """Returns {images, with similarities to the first} of groups, the largest first."""
+  """Returns the groups of near duplicates, largest first: {'images', with similarities}.
+
+  Similarities are those with the first image of the group.
+  """
   x = np.concatenate([*chunks])
   x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
   labels = link_rows(x, threshold)
@@ -135,10 +141,10 @@ def _duplicates(chunks, threshold: float, paths: list[str]) -> list[dict]:
 
 
 def link_rows(x: np.ndarray, threshold: float) -> np.ndarray:
-  """Returns for every row the first row of its group, int [N].
+  """Groups rows that are similar; returns the first row of each row's group, int [N].
 
-  Two rows are in one group if a chain of rows links them whose neighbours' products are at
-  least `threshold`. All pairs are computed, tile by tile on the device.
+  Two rows are linked if their product is at least `threshold`. A group is all rows that are
+  connected by links. All pairs are computed, tile by tile on the device.
 
   Args:
     x: [N, D] float32, rows of norm 1.
@@ -148,8 +154,9 @@ def link_rows(x: np.ndarray, threshold: float) -> np.ndarray:
 
   @jax.jit
   def similar(a, b, start):
-    pairs = jnp.dot(a, b.T, precision='highest') >= threshold - 1e-6  # roundings
-    # Each pair once: the second row is behind the first.
+    # 1e-6 allows for rounding errors.
+    pairs = jnp.dot(a, b.T, precision='highest') >= threshold - 1e-6
+    # Take each pair once, with the second row after the first.
     pairs &= jnp.arange(len(b)) + start > jnp.arange(len(a))[:, None]
     return pairs.any(), pairs
 
@@ -164,13 +171,14 @@ def link_rows(x: np.ndarray, threshold: float) -> np.ndarray:
     for j in range(i, len(x), size):
       some, pairs = similar(a, tile(j), j - i)
       if some:
-        rows, columns = np.nonzero(np.asarray(pairs))  # JAX's would compile
+        # NumPy's `nonzero`, because JAX's would be compiled.
+        rows, columns = np.nonzero(np.asarray(pairs))
         _link(labels, rows + i, columns + j)
   return labels
 
 
 def _link(labels: np.ndarray, rows, columns) -> None:
-  """Joins the groups of pairs of rows; each label is the first row of a group."""
+  """Joins the groups of linked rows in place; a label is the first row of a group."""
   while len(rows):
     a, b = labels[rows], labels[columns]
     np.minimum.at(labels, np.maximum(a, b), np.minimum(a, b))
@@ -188,7 +196,7 @@ def _render(group: dict) -> str:
 
 
 def _page(name: str, groups: list[dict]) -> str:
-  """Returns the HTML of a page of pictures."""
+  """Returns the HTML of a page with pictures."""
   from vit_jax.tools.report import page, pictures
 
   small, sections = SingleImage('decode|resize_small(160)|value_range(0, 255)'), []

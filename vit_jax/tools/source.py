@@ -1,7 +1,4 @@
-"""SOURCE on a command line: the weights that a tool reads, and their predictions.
-
-SOURCE is what `vit_jax.load` takes.
-"""
+"""The argument SOURCE of a tool: the weights to load, any source that `vit_jax.load` takes."""
 
 import argparse
 
@@ -15,8 +12,8 @@ def add_options(
 ) -> None:
   """Adds SOURCE, --ema and --weights, and by default --variant and --resolution.
 
-  Without --variant the source has to tell its size; without --resolution the tool takes
-  the model at its own.
+  Without --variant, the source itself has to name the size of its model. Without
+  --resolution, the tool takes the model at its own resolution.
   """
   add = parser.add_argument
   add('source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name')
@@ -25,17 +22,18 @@ def add_options(
   if resolution:
     add('--resolution', type=cli.resolution, help='pixels: 384, or 384x256 (HxW)')
   add('--ema', action='store_true', help="a run's averaged parameters")
-  add(
-    '--weights', metavar='SOURCE', help='of a run with frozen parameters, if they moved'
+  weights = (
+    'weights that the run started from, if they moved and it has frozen parameters'
   )
+  add('--weights', metavar='SOURCE', help=weights)
 
 
 def load(args: argparse.Namespace, **fields):
   """Loads the weights that the options name, as `weights.Loaded`.
 
   Args:
-    args: parsed by a parser with all options of `add_options`.
-    **fields: of the model, in place of those of SOURCE: `dtype='float32'`.
+    args: arguments from a parser with all options of `add_options`.
+    **fields: fields of the model that replace those of SOURCE, such as `dtype='float32'`.
   """
   from vit_jax import weights
 
@@ -50,10 +48,11 @@ def load(args: argparse.Namespace, **fields):
 
 
 def evaluations(args: argparse.Namespace, types: tuple[str, ...]) -> tuple[dict, dict]:
-  """Returns (the config of the run SOURCE, {name: section} of its evaluations of a type).
+  """Returns (config of the run SOURCE, {name: section} of its evaluations of some types).
 
   Raises:
-    UserError: without any; they need neither --data nor the options of data.
+    UserError: if SOURCE is no run or has no such evaluation, or if options of --data are
+      given, which do not go with a run's own evaluation.
   """
   from vit_jax.weights import runs
 
@@ -73,7 +72,7 @@ def evaluations(args: argparse.Namespace, types: tuple[str, ...]) -> tuple[dict,
 
 
 def predictor(loaded, mesh) -> tuple:
-  """Returns (predict, variables on the mesh), as an evaluator of classes runs them."""
+  """Returns the (predict, variables on the mesh) that an evaluator of classes takes."""
   import jax
 
   from vit_jax import sharding
@@ -90,7 +89,7 @@ def print_values(args, record: dict, values: dict, metrics, notes: list[str]) ->
 
   Args:
     metrics: the evaluator's METRICS.
-    notes: lines about the data.
+    notes: lines about the data, for the text.
   """
   from vit_jax.evaluators import base
 

@@ -1,4 +1,4 @@
-"""Classes that are texts, for weights of an image and a text tower: --labels, --templates."""
+"""Zero-shot classes, for weights with an image and a text tower: --labels, --templates."""
 
 import argparse
 
@@ -15,7 +15,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_zero_shot(parser: argparse.ArgumentParser) -> None:
-  """Adds --zero_shot and --templates, for classes of a data set."""
+  """Adds --zero_shot and --templates, for the classes of a data set."""
   add = parser.add_argument
   add('--zero_shot', action='store_true', help="CLIP or SigLIP on the data's classes")
   add('--templates', metavar='HOW', help=f"{_TEMPLATES}; default: 'openai'")
@@ -29,9 +29,9 @@ def is_pair(loaded) -> bool:
 
 
 def classifier(args: argparse.Namespace, loaded, data: dict | None = None):
-  """Returns weights with classes that are texts, or as they are without such an option.
+  """Makes a classifier of texts if the options ask for it; otherwise returns the weights.
 
-  The classes are those that --labels names; of a data set, --zero_shot asks for its own.
+  Its classes are those of --labels, or with `data` and --zero_shot those of the data set.
   """
   from vit_jax.text import prompts
 
