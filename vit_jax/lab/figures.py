@@ -13,7 +13,7 @@ from vit_jax import files, terminal
 from vit_jax.errors import UserError, choose
 from vit_jax.evaluators import find_metric
 from vit_jax.lab import published, table
-from vit_jax.tools.figures.drawn import Drawn
+from vit_jax.tools.figures import Drawn
 from vit_jax.tools.inspect.model import cost
 from vit_jax.train import flops, metrics, status
 from vit_jax.weights import runs as run_weights

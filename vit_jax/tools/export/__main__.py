@@ -3,11 +3,11 @@
   vit_jax export SOURCE model.stablehlo --to stablehlo [--platforms cpu,tpu,cuda]
   vit_jax export SOURCE FOLDER --to savedmodel [--platforms ...]
 
-SOURCE is what `vit_jax.load` takes. The program takes preprocessed float32 images
-[batch, H, W, C] and gives float32 outputs by name: `logits`, and the features that `--layers`
-names. The preprocessing and the class names are in model.json, or in the folder's
-assets.extra/vit_jax.json. The outputs of the written program are compared with the model's
-before it takes its name.
+SOURCE is any source that `vit_jax.load` takes. The program takes preprocessed float32 images
+[batch, H, W, C] and returns float32 outputs by name: `logits`, and the features that
+`--layers` names. The preprocessing and the class names are in model.json beside the file, or
+in the folder's assets.extra/vit_jax.json. The program is written under a temporary name and
+takes its own name only if its outputs agree with those of the model.
 """
 
 import sys
@@ -19,13 +19,14 @@ from vit_jax.data import lazy_tf
 from vit_jax.errors import RunError, UserError, choose
 from vit_jax.tools import out_folder, source
 
-FORMATS = ('stablehlo', 'savedmodel')  # each a module of this package
+# Each format is a module of this package.
+FORMATS = ('stablehlo', 'savedmodel')
 PLATFORMS = ('cpu', 'tpu', 'cuda', 'rocm')
 _USUAL = 'cpu,tpu,cuda'
-# Largest difference between the outputs of the file and of the model, relative to the
-# largest output. In float32, other compilers add in another order (below 1e-6 was measured;
-# deep models may have 50 times that); bfloat16 keeps 8 bits, and a compiler may choose
-# whether to round an intermediate result to it.
+# Largest allowed difference between the outputs of the file and of the model, relative to the
+# largest output. Other compilers add in another order, which in float32 was measured to make
+# less than 1e-6; deep models may have 50 times that. Bfloat16 keeps 8 bits, and a compiler
+# may choose whether to round an intermediate result to it.
 _TOLERANCE = {'float32': 5e-5, 'bfloat16': 5e-2}
 
 
@@ -35,7 +36,8 @@ def main(argv: list[str]) -> int:
   dest, platforms = files.local_path(args.dest, 'DEST'), _platforms(args)
   _check_free(dest, args.to)
   if args.to == 'savedmodel':
-    lazy_tf.load()  # before the weights are read: it may be missing
+    # First, because TensorFlow may be missing, and reading the weights takes time.
+    lazy_tf.load()
   import numpy as np
 
   from vit_jax.tools.export import program, savedmodel, stablehlo
@@ -68,7 +70,7 @@ def main(argv: list[str]) -> int:
 
 
 def _difference(expected: dict, actual: dict) -> float:
-  """Returns the largest difference of an output, relative to its largest value."""
+  """Returns the largest difference of the outputs, each relative to its largest value."""
   import numpy as np
 
   assert expected.keys() == actual.keys(), (list(expected), list(actual))

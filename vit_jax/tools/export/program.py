@@ -1,4 +1,4 @@
-"""The exported program, a pure function of parameters and images, and facts about it."""
+"""The exported program, a pure function of parameters and images, and its description."""
 
 from collections.abc import Iterable
 
@@ -12,28 +12,29 @@ from vit_jax.errors import choose
 from vit_jax.version import __version__
 from vit_jax.weights import Loaded, adapt, pipelines
 
-BATCH = 'batch'  # the name of the axis whose length is left open
-# Ops that leave the values of pixels as they are, but for interpolation.
+# The name of the batch axis if its length is variable.
+BATCH = 'batch'
+# Ops that change the values of pixels by interpolation only.
 _GEOMETRY = ('decode', 'resize', 'resize_small', 'central_crop')
 
 
 class Program:
-  """`program(variables, images)` -> {name: float32}; images float32 [B, H, W, C].
+  """`program(variables, images)` -> {name: float32}, for images float32 [B, H, W, C].
 
-  Blocks are written out one by one, since other compilers optimise no loop over them, and
-  are not recomputed. Attention is plain: fused kernels are calls into the libraries of one
-  platform, which no portable format holds.
+  Blocks are unrolled and not rematerialised, because other compilers do not optimise a loop
+  over them. Attention is plain, because a fused kernel is a call into a library of one
+  platform, which no portable format can hold.
 
   Args:
-    loaded: from `weights.load`.
-    layers: names of features to return beside the logits.
+    loaded: the result of `weights.load`.
+    layers: names of features to return besides the logits.
     batch: the number of images that the program takes; None: any number.
 
   Attributes:
-    variables: of the model, numpy arrays.
-    outputs: {name: shape without the batch}.
+    variables: the variables of the model, as numpy arrays.
+    outputs: {name: shape without the batch axis}.
     params: the number of parameters.
-    dtype: in which the model computes, 'float32' or 'bfloat16'.
+    dtype: the dtype of the computation, 'float32' or 'bfloat16'.
   """
 
   def __init__(self, loaded: Loaded, layers: Iterable[str], batch: int | None):
@@ -55,7 +56,7 @@ class Program:
     _, out = jax.eval_shape(self._model.apply, self.variables, images)
     for layer in self._layers:
       choose('layer', layer, out)
-    # Without other features than `pre_logits` a model computes less.
+    # A model computes less if no features except `pre_logits` are needed.
     self._features = bool({*self._layers} - {'pre_logits'})
     shapes = jax.eval_shape(self, self.variables, images)
     self.outputs = {name: x.shape[1:] for name, x in shapes.items()}
@@ -69,11 +70,11 @@ class Program:
     return {name: x.astype(jnp.float32) for name, x in outputs.items()}
 
   def shape(self, batch) -> tuple:
-    """Returns the shape of `batch` images, or of `self.batch` where that is fixed."""
+    """Returns the shape of `batch` images, or of `self.batch` images if that is fixed."""
     return (self.batch or batch, *self._image)
 
   def run_with_constants(self, images: jax.Array) -> dict[str, jax.Array]:
-    """Returns the outputs for images; the parameters are constants of the program."""
+    """Returns the outputs for images, with the parameters as constants of the program."""
     return self(self.variables, images)
 
   def run_on_cpu(self, images: np.ndarray) -> dict[str, np.ndarray]:
@@ -85,11 +86,11 @@ class Program:
 def describe(
   loaded: Loaded, program: Program, to: str, platforms: list[str] | None
 ) -> dict:
-  """Returns the facts for users of the file: its pixels, outputs and class names.
+  """Describes the program for its users: its pixels, outputs and class names.
 
-  `input.mean` and `input.std` are per channel, of pixels in [0, 1], as timm and
-  torchvision write them: the program takes (pixel / 255 - mean) / std. They are null
-  where the pipeline does something else to pixels.
+  `input.mean` and `input.std` are per channel, for pixels in [0, 1], as timm and torchvision
+  write them: the program takes (pixel / 255 - mean) / std. They are null if the pipeline
+  does something else to pixels.
   """
   H, W, C = program.shape(BATCH)[1:]
   ops = registry.parse(_filling(loaded.pp, (H, W)))
@@ -126,9 +127,9 @@ def describe(
 
 
 def _filling(pp: str, size: tuple[int, int]) -> str:
-  """Returns a pipeline whose images fill their size: a program takes no mask of padding.
+  """Returns a pipeline that pads no images, because a program takes no mask of the padding.
 
-  Where `pp` pads them, they are resized to that size.
+  If `pp` pads images to a size, the result resizes them to that size.
   """
   ops = registry.parse(pp)
   if not any('image_mask' in op.maps for op in ops):

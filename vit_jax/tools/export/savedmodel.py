@@ -1,9 +1,9 @@
-"""A SavedModel of TensorFlow: StableHLO in the op XlaCallModule.
+"""Writes a SavedModel of TensorFlow: StableHLO in the op XlaCallModule.
 
     model = tf.saved_model.load('FOLDER')
     logits = model.signatures['serving_default'](images=images)['logits']
 
-Its parameters are variables, of any size; the facts are in assets.extra/vit_jax.json.
+The parameters are variables, of any size. The description is in assets.extra/vit_jax.json.
 """
 
 import json
@@ -29,10 +29,11 @@ _COMPOSITE = re.compile(
 
 
 def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> None:
-  """Writes the folder `path`."""
+  """Writes the SavedModel to the folder `path`."""
   tf, call_module = lazy_tf.load(), lazy_tf.call_module()
   leaves, structure = jax.tree.flatten(program.variables)
-  names = sorted(program.outputs)  # as jax.tree orders them
+  # The order of jax.tree.
+  names = sorted(program.outputs)
 
   def flat(*arguments):
     *values, images = arguments
@@ -77,7 +78,7 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
 
 
 def run(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the outputs of the folder on the CPU."""
+  """Runs the SavedModel on the CPU and returns its outputs."""
   tf = lazy_tf.load()
   serve = tf.saved_model.load(str(path)).signatures['serving_default']
   return {name: x.numpy() for name, x in serve(images=tf.constant(images)).items()}

@@ -1,4 +1,4 @@
-"""A file of `jax.export`: StableHLO with its calling convention, and facts beside it.
+"""Writes a file of `jax.export`, StableHLO with its calling convention, and a description.
 
     exported = jax.export.deserialize(bytearray(open('model.stablehlo', 'rb').read()))
     logits = exported.call(images)['logits']
@@ -16,14 +16,15 @@ from jax import export
 from vit_jax.errors import UserError
 from vit_jax.tools.export.program import BATCH, Program
 
-_MOST_BYTES = 2**31 - 2**24  # flatbuffer's limit of 2 GiB, less room for the program
+# The limit of flatbuffers is 2 GiB, of which the program needs a part.
+_MOST_BYTES = 2**31 - 2**24
 
 
 def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> None:
-  """Writes the program at `path`, and the facts beside it.
+  """Writes the program to `path`, and its description to a JSON file beside it.
 
   Raises:
-    UserError: for more parameters than the format holds.
+    UserError: if there are more parameters than the format can hold.
   """
   if (size := 4 * program.params) > _MOST_BYTES:
     raise UserError(
@@ -40,7 +41,7 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
 
 
 def run(path: Path, images: np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the outputs of the file on the CPU."""
+  """Runs the file on the CPU and returns its outputs."""
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
     outputs = export.deserialize(bytearray(path.read_bytes())).call(images)
     return {name: np.asarray(x) for name, x in outputs.items()}

@@ -4,8 +4,8 @@
   vit_jax figures posemb SOURCE --format pdf
   vit_jax figures compute RUN RUN ...
 
-Each figure is DIR/NAME.png (--format: pdf, svg) and its numbers DIR/NAME.csv. SOURCE is
-what `vit_jax.load` takes, RUN the folder of a run.
+A figure is written to DIR/NAME.png (`--format` adds pdf and svg), and its numbers to
+DIR/NAME.csv. SOURCE is any source that `vit_jax.load` takes, and RUN the folder of a run.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from vit_jax.errors import UserError, choose
 from vit_jax.registry import Registry
 from vit_jax.tools import out_folder, source
 
-# Name -> help, for figures of images, of a model alone, and of runs.
+# {name: help} of the figures of images, of a model alone, and of runs.
 OF_IMAGES = {
   'rollout': 'where a model looks, by the attention of all layers (figures 6, 14)',
   'attention': 'where one layer looks, or one head, or attention pooling',
@@ -73,7 +73,7 @@ def _layer(text: str) -> int | str:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  """Returns the arguments: `name`, those that all figures have, and its own."""
+  """Parses the arguments: `name`, the arguments of all figures, and those of this figure."""
   if argv and not argv[0].startswith('-'):
     choose('figure', argv[0], list(FIGURES))
   summary = __doc__.split('\n')[0]

@@ -1,4 +1,4 @@
-"""Figures of images: maps of where a model looks, and distances of attention."""
+"""Draws figures of images: maps of where a model looks, and attention distances."""
 
 import numpy as np
 
@@ -6,9 +6,10 @@ from vit_jax import explain, imagenet
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.explain import attention
 from vit_jax.tools import predict, source
-from vit_jax.tools.figures.drawn import Drawn, grids
+from vit_jax.tools.figures import Drawn, grids
 
-_MOST = 32  # images in the figure, one page; the table has all
+# The most images in a figure, one page; the table has all images.
+_MOST = 32
 
 _TITLES = {
   'rollout': 'Attention',
@@ -53,7 +54,7 @@ def draw(args) -> Drawn:
 
 
 def _describe_clipping(images, maps, top: float) -> str:
-  """Returns the line on the patches above the scale of colours, where they hold the most."""
+  """Describes the patches above the scale of colours, in the map where they hold the most."""
   above = [m[m > np.quantile(m, top)] for m in maps]
   shares = [high.sum() / (m.sum() or 1) for high, m in zip(above, maps, strict=True)]
   i = int(np.argmax(shares))
@@ -86,11 +87,12 @@ def distance(args) -> Drawn:
 
 
 def _choose_classes(loaded, images, name: str | None) -> tuple:
-  """Returns (numbers of the classes to explain, their names, captions with their share).
+  """Returns (numbers of the classes to explain, their names, captions with probabilities).
 
   Args:
-    images: preprocessed.
-    name: of one class for all, or its number; None: the most probable of each.
+    images: preprocessed images.
+    name: the name or number of one class for all images; None: the most probable class of
+      each image.
   """
   logits = explain.predict_logits(loaded, images)
   numbers = logits.argmax(-1)
@@ -104,16 +106,17 @@ def _choose_classes(loaded, images, name: str | None) -> tuple:
 
 
 def to_colours(loaded, images):
-  """Returns preprocessed images [B, H, W, C] as colours in [0, 1].
+  """Converts preprocessed images [B, H, W, C] to colours in [0, 1].
 
-  The scale of each channel follows from the pipeline's outputs for black and for white.
+  The pipeline's outputs for black and for white images give the scale of each channel.
   """
   H, W, C = images.shape[1:]
   flat = lambda n: [np.full((n * H, n * W, C), level, np.uint8) for level in (0, 255)]
   try:
-    small = loaded.preprocess(flat(1))  # enough where nothing is resized
+    # Large enough if nothing is cropped before it is resized.
+    small = loaded.preprocess(flat(1))
   except UserError:
-    small = loaded.preprocess(flat(2))  # to be cropped before it is resized
+    small = loaded.preprocess(flat(2))
   black, white = small.mean((1, 2))
   span = np.where(white == black, 1, white - black)
   return np.clip((images - black) / span, 0, 1)
@@ -127,7 +130,7 @@ def _name(loaded, k: int) -> str:
 
 
 def _class(loaded, name: str) -> int:
-  """Returns the number of a class, by its name or number."""
+  """Returns the number of the class that has this name or number."""
   names = list(loaded.class_names or [])
   described = [_name(loaded, k) for k in range(len(names))]
   for candidates in (names, described):

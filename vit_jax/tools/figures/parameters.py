@@ -1,4 +1,4 @@
-"""Figures of parameters alone: posemb, filters."""
+"""Draws figures of parameters: `posemb` and `filters`."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.explain.parameters import filters_pca, posemb_similarity, rescale
 from vit_jax.nn.positions import ADDED, PositionEmbedding
 from vit_jax.tools import source
-from vit_jax.tools.figures.drawn import Drawn, grids
+from vit_jax.tools.figures import Drawn, grids
 
 
 def posemb(args) -> Drawn:
@@ -26,7 +26,7 @@ def posemb(args) -> Drawn:
   title = f'{kinds.get(model.posemb, "Position embedding")} similarity'
   notes = ()
   if model.posemb_where == 'every':
-    notes = ('Every block adds positions of its own: these are those of the first.',)
+    notes = ('Every block adds its own positions; these are those of the first block.',)
   named = [((i, j), similarity[i, j]) for i, j in np.ndindex(*grid)]
   rows = grids(('patch_row', 'patch_column'), named)
   return Drawn(plots.tiles(similarity, title), rows, notes)
@@ -35,8 +35,8 @@ def posemb(args) -> Drawn:
 def filters(args) -> Drawn:
   """Draws the first layer's filters (figure 7 left).
 
-  A patch embedding is shown by its principal components; a convolution that overlaps,
-  such as the root of a hybrid or a ResNet, by the filters themselves.
+  For a patch embedding it draws the principal components. For an overlapping convolution,
+  such as the root of a hybrid or a ResNet, it draws the filters themselves.
   """
   from vit_jax.explain import plots
 
@@ -69,17 +69,20 @@ def filters(args) -> Drawn:
 
 
 def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
-  """Returns ([h w, D], (h, w)): the position embeddings added to the patches, of any kind.
+  """Returns the position embeddings that are added to the patches, [h w, D], and (h, w).
 
-  Where every block adds its own, they are those of the first.
+  If every block adds its own, returns those of the first block.
   """
   model, family = loaded.model.untuned, loaded.model.family
   if family.position is None:
     kind = type(model).__name__
-    raise UserError(f'{loaded.source}: {kind} has no position embeddings, but filters.')
+    raise UserError(
+      f'{loaded.source}: {kind} has no position embeddings; try `figures filters`.'
+    )
   if model.posemb not in ADDED:
     raise UserError(
-      f'{loaded.source}: posemb={model.posemb!r} is not added; see filters.'
+      f'{loaded.source}: posemb={model.posemb!r} has no table to draw; try '
+      '`figures filters`.'
     )
   stride = family.stride(model.fields())
   grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))

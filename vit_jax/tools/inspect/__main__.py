@@ -1,4 +1,4 @@
-"""Parameters and GFLOPs of a model; a recipe's cost; the content of a file or a run.
+"""Describes a model's size and cost, a recipe's cost, or the content of a file or a run.
 
   vit_jax inspect vit:L/16 [--resolution 384] [--set classifier=map] [--examples 303e6]
   vit_jax inspect --config vit_b16:variant=L/16 [--examples 14e6] [--mesh data=8,fsdp=4]
@@ -6,8 +6,8 @@
   vit_jax inspect RUN|FILE
   vit_jax inspect --zoo
 
-Numbers come from shapes: no parameter is allocated and no accelerator is used. --mesh and
---tpu compile the training step, which takes a minute or more.
+The numbers are computed from shapes: no parameter is allocated, and no accelerator is used.
+`--mesh` and `--tpu` compile the training step, which takes a minute or more.
 """
 
 import math
@@ -19,7 +19,7 @@ from vit_jax.config import recipes
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.tools.inspect import tpu
 
-# Flags that go with each question, besides --json.
+# {question: the arguments that go with it, besides --json}.
 _ALLOWED = {
   'zoo': ('zoo',),
   'config': ('config', 'examples', 'mesh', 'tpu'),
@@ -71,7 +71,8 @@ def _question(args, parser) -> str:
   name = args.model.partition(':')[0]
   if name.endswith('.py') or name in recipes():
     raise UserError(f'{args.model} is a config: write --config {args.model}.')
-  if '/' in name:  # names of models have none there
+  if '/' in name:
+    # The name of a model has no slash before a colon.
     near = did_you_mean(name, models.names())
     raise UserError(f'{name}: no file or folder; --config RECIPE, hf:OWNER/NAME.{near}')
   return 'model'
@@ -86,7 +87,8 @@ def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
     raise UserError('--examples 0: an epoch has at least one image.')
   if args.tpu:
     tpu.prepare()
-  if args.mesh:  # before JAX counts its devices
+  if args.mesh:
+    # JAX has to read the flag before it counts its devices.
     count = f'--xla_force_host_platform_device_count={math.prod(args.mesh.values())}'
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {count}'
   from vit_jax.tools.inspect import recipe
@@ -132,5 +134,6 @@ def _parser() -> cli.Parser:
 
 
 if __name__ == '__main__':
-  os.environ['JAX_PLATFORMS'] = 'cpu'  # leave the accelerator to whoever trains on it
+  # Leaves the accelerator to a run that may train on it.
+  os.environ['JAX_PLATFORMS'] = 'cpu'
   sys.exit(cli.run(main))

@@ -1,8 +1,8 @@
-"""`vit_jax inspect --config C --tpu v3:16x16`: a recipe compiled for a slice of TPUs.
+"""`vit_jax inspect --config C --tpu v3:16x16` compiles a recipe for a slice of TPUs.
 
-libtpu compiles for TPUs that are not there. Memory is exact. Cycles are XLA's estimate of
-each of its fusions, and the declared work of Pallas kernels at the device's peak rates;
-the host, copies, and collectives are left out.
+libtpu can compile for TPUs that this machine does not have. Memory is exact. Cycles are the
+sum of XLA's estimate for each fusion and, for Pallas kernels, of their declared work at the
+device's peak rates. The host, copies and collectives are left out.
 """
 
 import importlib.util
@@ -16,7 +16,8 @@ from typing import NamedTuple
 from vit_jax.errors import UserError, choose
 
 _GIB = 2**30
-# Without these libtpu asks a metadata server for its machine, and locks out a second process.
+# Without these variables libtpu asks a metadata server about its machine, and does not let a
+# second process use it.
 _ENVIRONMENT = {
   'JAX_PLATFORMS': 'cpu',
   'TPU_SKIP_MDS_QUERY': '1',
@@ -28,15 +29,16 @@ _ENVIRONMENT = {
 
 
 class Generation(NamedTuple):
-  """A generation of TPUs; a device is a core of v2, v3 and 7x, else a chip.
+  """A generation of TPUs. A device is a core of v2, v3 and 7x, and otherwise a chip.
 
   Attributes:
-    tflops: the vendor's peak of a device in bfloat16, in 1e12 operations a second
+    tflops: the vendor's peak of a device in bfloat16, in 1e12 operations per second
       (cloud.google.com/tpu/docs, 2026-11).
-    ops_per_cycle: operations a cycle of its matrix units.
-    bytes_per_cycle: of memory, by XLA's cost model.
-    hbm: bytes of memory.
-    slice: the smallest that can be compiled for. axes, chips: of the largest.
+    ops_per_cycle: operations per cycle of its matrix units.
+    bytes_per_cycle: bytes per cycle of its memory, by XLA's cost model.
+    hbm: bytes of its memory.
+    slice: the smallest slice for which libtpu can compile.
+    axes, chips: number of axes and of chips of the largest slice.
   """
 
   tflops: float
@@ -48,7 +50,8 @@ class Generation(NamedTuple):
   chips: int
 
 
-_UNIT, _WIDE = 2 * 128 * 128, 2 * 256 * 256  # operations a cycle of a matrix unit
+# Operations per cycle of a matrix unit.
+_UNIT, _WIDE = 2 * 128 * 128, 2 * 256 * 256
 GENERATIONS = {
   'v2': Generation(22.5, 1 * _UNIT, 446, 8 * _GIB, '2x2x1', 2, 256),
   'v3': Generation(61.5, 2 * _UNIT, 448, 16 * _GIB, '2x2x1', 2, 1024),
@@ -61,11 +64,11 @@ GENERATIONS = {
 
 
 def parse(text: str) -> tuple[str, str]:
-  """Returns 'v3:4x4' as ('v3', '4x4'); 'v3' alone is its smallest slice.
+  """Parses 'v3:4x4' to ('v3', '4x4'); 'v3' alone is its smallest slice.
 
   Raises:
-    UserError: for an unknown generation, or a shape that there is not: libtpu takes such
-      shapes, or aborts the process.
+    UserError: for an unknown generation or an impossible shape. libtpu would accept such a
+      shape, or abort the process.
   """
   name, _, shape = text.lower().removeprefix('tpu').partition(':')
   generation = choose('TPU generation', name, GENERATIONS)
@@ -82,7 +85,7 @@ def parse(text: str) -> tuple[str, str]:
 
 
 def prepare() -> None:
-  """Readies this process to compile for TPUs; to be called before JAX is first used."""
+  """Prepares this process to compile for TPUs; to be called before JAX is first used."""
   if importlib.util.find_spec('libtpu') is None:
     raise UserError(
       'Compiling for TPUs needs libtpu: run `make .venv-tpu`, then .venv-tpu/bin/python.'
@@ -91,12 +94,12 @@ def prepare() -> None:
 
 
 def devices(text: str) -> list:
-  """Returns the described devices of 'v3:4x4' or 'v5e'."""
+  """Returns descriptions of the devices of a slice, 'v3:4x4' or 'v5e'."""
   import jax
   from jax.experimental import topologies
 
   name, shape = parse(text)
-  # As on Cloud TPU VMs: both cores of a chip as one device.
+  # As on Cloud TPU VMs, both cores of a chip are one device.
   megacore = {'chip_config_name': 'megacore'} if name == 'v4' else {}
   platform = f'tpu{name}' if name == '7x' else name
   try:
@@ -112,14 +115,18 @@ def devices(text: str) -> list:
 
 
 def inspect(config: dict, record: dict, text: str) -> dict:
-  """Compiles a recipe's step for a slice, 'v3:16x16'; UserError if it does not fit.
+  """Compiles the step of a recipe for a slice such as 'v3:16x16'.
 
   Args:
-    config: checked. record: its `recipe.describe`.
+    config: a checked config.
+    record: the result of `recipe.describe` for it.
 
   Returns:
-    tpu, devices, mesh, hbm; bytes, temp_bytes and argument_bytes of a device; cycles;
-    step_s, by the clock of the vendor's peak; hours of the whole run.
+    tpu, devices, mesh and hbm; bytes, temp_bytes and argument_bytes of a device; cycles of
+    a step; step_s, at the clock that the vendor's peak implies; hours of the whole run.
+
+  Raises:
+    UserError: if the step does not fit into the memory of a device.
   """
   import jax
 
@@ -138,12 +145,13 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   )
   print(f'Compiling for {name}:{shape}: minutes.', file=sys.stderr, flush=True)
   trainer = recipe.trainer(config, record, mesh)
-  # The mesh's devices cannot run anything, nor verify a kernel: all kernels are used.
+  # The described devices cannot run anything, and so cannot verify kernels. Use all kernels.
   used = kernels.using(*kernels.KERNELS)
   with jax.set_mesh(mesh), used, runtime.report_out_of_memory(too_large):
     program = trainer.lower().compile()
   memory = runtime.memory(program)
-  if memory['bytes'] > generation.hbm:  # libtpu lets some programs pass
+  # libtpu does not reject all programs that are too large.
+  if memory['bytes'] > generation.hbm:
     raise too_large(f'it takes {memory["bytes"] / _GIB:.2f}.')
   work = cycles(program.as_text(), generation)
   seconds = work * generation.ops_per_cycle / (generation.tflops * 1e12)
@@ -190,9 +198,9 @@ _CALLED = re.compile(
 
 
 def cycles(text: str, generation: Generation) -> int:
-  """Sums the estimates over a program's text; a loop's body counts once a turn."""
+  """Sums the estimates in the text of a program; a loop's body counts once per turn."""
   own, called, constants, name, entry = {}, {}, {}, '', ''
-  # A kernel's metadata is printed on lines of its own.
+  # The metadata of a kernel stands on lines of its own: join them.
   text = re.sub(r'kernel_metadata=\{\n(.*)\n\}', r'kernel_metadata={\1}', text)
   for line in text.splitlines():
     if not line.startswith((' ', '}')) and (head := _HEAD.match(line)):
@@ -208,7 +216,8 @@ def cycles(text: str, generation: Generation) -> int:
         max(moved, cost.get('flops', 0) / generation.ops_per_cycle)
       )
     elif loop := _LOOP.search(line):
-      trips = _TRIPS.search(line)  # without: the only constant is the limit
+      # If the number of turns is not given, it is the only constant of the condition.
+      trips = _TRIPS.search(line)
       turns = [int(trips[1])] if trips else constants[loop[1]]
       called[name].append((loop[2], max(turns, default=1)))
     elif _CALL.search(line):

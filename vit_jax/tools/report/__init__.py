@@ -1,1 +1,1 @@
-"""A page per run, one HTML file with everything in it: see __main__."""
+"""Writes a page about a run, one HTML file that contains everything: see `__main__`."""

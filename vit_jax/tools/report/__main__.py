@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
   first = files.path(args.runs[0])
   default = (first if len(args.runs) == 1 else first.parent) / 'report.html'
   out = files.path(args.out) if args.out else default
-  # A run that is not there is refused below.
+  # Whether the run exists is checked below.
   if not files.is_url(out) and (out.is_dir() or (args.out and not out.parent.is_dir())):
     raise UserError(f'{out}: expected a file in a folder that exists.')
 

@@ -1,4 +1,4 @@
-"""The files of a run, read for its page."""
+"""Reads the files of a run for its page."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +17,14 @@ class Run(NamedTuple):
   """A run's folder.
 
   Attributes:
-    name: unique on the page.
-    status: status.json, with the state that `train.status.state` finds; {}: unreadable.
-    rows: of metrics.jsonl. starts: see `train.status`.
+    name: a name that is unique on the page.
+    status: the values of status.json, with the state by `train.status.state`; {} if it
+      cannot be read.
+    rows: the rows of metrics.jsonl.
+    starts: the starts of the run, see `train.status`.
     bad_images: {'path', 'reason', 'source'} of each image that could not be read.
-    predictions: of each evaluation, see `evaluators.predictions`.
-    left_out: a sentence for each thing that is missing, with the reason.
+    predictions: the predictions of each evaluation, see `evaluators.predictions`.
+    left_out: a sentence for each missing part of the page, with the reason.
   """
 
   path: Path
@@ -42,18 +44,18 @@ class Run(NamedTuple):
 
   @property
   def class_names(self) -> list[str] | None:
-    """One per class, WordNet's ids in words, or None."""
+    """The names of the classes, with words for WordNet ids, or None."""
     names = self.config['resolved'].get('class_names')
     return names and [imagenet.describe(name) or name for name in names]
 
   def class_of(self, k: int) -> str:
-    """Returns the name of class k, 'several labels' of -1."""
+    """Returns the name of class k, or 'several labels' for -1."""
     names = self.class_names or ()
     return 'several labels' if k < 0 else names[k] if k < len(names) else f'class {k}'
 
 
 def read(folders: list[str]) -> list[Run]:
-  """Returns runs; the damaged parts of a run are left out."""
+  """Reads runs, and leaves out damaged parts."""
   paths = [files.path(folder) for folder in folders]
   if len(set(map(str, paths))) < len(paths):
     raise UserError(f'{" ".join(folders)}: a run is named twice.')
@@ -79,7 +81,7 @@ def _read(path: Path, name: str) -> Run:
 
 
 def _names(paths: list) -> list[str]:
-  """Returns the folders' own names, or the whole paths where two have the same name."""
+  """Returns the names of folders, or their whole paths if two have the same name."""
   texts = [str(path if files.is_url(path) else path.absolute()) for path in paths]
   names = [text.rstrip('/').rpartition('/')[2] for text in texts]
   return names if len({*names}) == len(names) else texts

@@ -1,4 +1,4 @@
-"""The head of a run's page: the numbers that decide, their cost, and how to read them."""
+"""The head of a run's page: the main results, their cost, and how to read them."""
 
 import datetime
 import itertools
@@ -14,7 +14,7 @@ from vit_jax.train.metrics import TIME, last_values
 
 
 def deciding(run: Run) -> list[tuple[str, str, str, str]]:
-  """Returns (name, value, its interval or spread, when) of each evaluation's main metric.
+  """Returns the main metric of each evaluation: (name, value, interval or spread, when).
 
   The metric that chooses the best checkpoint comes first, with its value at that step.
   """
@@ -25,7 +25,7 @@ def deciding(run: Run) -> list[tuple[str, str, str, str]]:
     rows = [row for row in run.rows if row['step'] <= at]
     texts[best] = numbers.results(run._replace(rows=rows)).get(best, '')
     when[best] = f'at step {at:,}, the best'
-  # Evaluations that store their answers measure the task itself, others its features.
+  # Put evaluations that store predictions first: they measure the task, others its features.
   for source in sorted(run.evals, key=lambda name: name not in run.predictions):
     own = (name for name in texts if name.startswith(f'{source}/'))
     names += [k for k in own if evaluators.find_metric(k, run.evals).larger_is_better][
@@ -36,10 +36,10 @@ def deciding(run: Run) -> list[tuple[str, str, str, str]]:
 
 
 def facts(run: Run) -> dict[str, str]:
-  """Returns {name: text} of how far a run is and what it took: time, memory, cost."""
+  """Returns {name: text} about the state of a run, and its time, memory and cost."""
   last, out = run.starts[-1] if run.starts else {}, {'state': _state(run)}
   clock = [row[f'{TIME}seconds'] for row in run.rows if f'{TIME}seconds' in row]
-  # It starts anew where a run was resumed.
+  # The clock starts anew whenever a run is resumed.
   total = sum(a for a, b in itertools.pairwise([*clock, 0]) if b < a)
   if (step := run.status.get('best_step')) is not None:
     out['best step'] = f'{step:,}'
@@ -55,7 +55,7 @@ def facts(run: Run) -> dict[str, str]:
 
 
 def _state(run: Run) -> str:
-  """Returns 'finished, 561 steps', or how far the run is."""
+  """Describes the state of a run: 'finished, 561 steps', or how far it is."""
   status, total = run.status, run.config['resolved'].get('total_steps')
   if not status:
     return 'status.json cannot be read'
@@ -65,7 +65,7 @@ def _state(run: Run) -> str:
 
 
 def sentences(run: Run) -> list[str]:
-  """Returns sentences on the model, data and tuning of a run, and on its training loss."""
+  """Returns sentences about the model, the data, the tuning and the training loss of a run."""
   model, tune = run.config['model'], dict(run.config.get('tune') or {})
   shape = ' × '.join(map(str, run.config['resolved'].get('image_shape', ())))
   name = ' '.join(filter(None, (model.get('name'), model.get('variant'))))
@@ -90,17 +90,17 @@ def sentences(run: Run) -> list[str]:
 
 
 def describe_softening(run: Run) -> str:
-  """Returns the smoothing and mixing of targets: 'label smoothing 0.1 and mixup 0.2'."""
+  """Describes how targets are smoothed and mixed: 'label smoothing 0.1 and mixup 0.2'."""
   task, keys = run.config.get('task') or {}, ('label_smoothing', 'mixup', 'cutmix')
   parts = (f'{key.replace("_", " ")} {task[key]:g}' for key in keys if task.get(key))
   return ' and '.join(parts)
 
 
 def compare_runs(runs: list[Run]) -> list[tuple[str, ...]]:
-  """Returns rows (name, a text per run) of the last results; ★ marks the best of several.
+  """Compares the last results of runs in rows (name, a text per run); ★ marks the best.
 
-  The others' accuracies have the difference from the best in points, with 1.96 standard
-  errors, where both runs have stored their answers for the same images.
+  An accuracy that is not the best has its difference from the best in points, with 1.96
+  standard errors, if both runs have predictions for the same images.
   """
   parts = [[f(run) for run in runs] for f in (numbers.results, facts)]
   table, rows = [a | b for a, b in zip(*parts, strict=True)], []
@@ -108,7 +108,7 @@ def compare_runs(runs: list[Run]) -> list[tuple[str, ...]]:
     larger = evaluators.find_metric(name, runs[0].evals).larger_is_better
     values = [last_values(run.rows).get(name, math.nan) for run in runs]
     cells = [texts.get(name, '') for texts in table]
-    # Targets in training may differ: its loss is not compared.
+    # Training losses are not compared, because the targets may differ.
     if larger is not None and np.isfinite(values).sum() > 1 and 'train/' not in name:
       best = np.nanargmax(values) if larger else np.nanargmin(values)
       for i, run in enumerate(runs):
@@ -119,10 +119,11 @@ def compare_runs(runs: list[Run]) -> list[tuple[str, ...]]:
 
 
 def difference(run: Run, other: Run, name: str) -> str:
-  """Returns ', -1.39 ± 1.21', paired by image; '' where images or answers differ.
+  """Formats the difference of two accuracies, paired by image: ', -1.39 ± 1.21'.
 
-  Half an image is added to each of the two ways to disagree: otherwise models that agree
-  on every image would differ by 0 for certain.
+  '' if the runs have no predictions for the same images. Half an image is added to each of
+  the two ways to disagree. Otherwise models that agree on every image would differ by 0 with
+  certainty.
   """
   source, _, metric = name.partition('/')
   columns = {'top1': 1, 'top5': 5}.get(metric)

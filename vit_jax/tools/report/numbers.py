@@ -1,4 +1,4 @@
-"""Numbers of a run's page: results, curves and calibration."""
+"""The numbers on a run's page: results, curves and calibration."""
 
 import math
 import re
@@ -11,8 +11,10 @@ from vit_jax.evaluators.base import interval
 from vit_jax.tools.report.folder import Run
 from vit_jax.train.metrics import TIME, last_values
 
-POINTS = 1200  # Points of a curve at most: two for each pixel of its width
-# Curves by the chart that they share in the page of one run: (title, pattern of names).
+# The most points of a curve, two for each pixel of its width.
+POINTS = 1200
+# (title, pattern of names) of the charts on the page of one run. The numbers whose names
+# match share the chart.
 _CHARTS = (
   ('Loss', r'.*/loss'),
   ('Accuracy', r'train/accuracy|.*/top[15]'),
@@ -28,7 +30,7 @@ _NOT_SHOWN = r'step|time/seconds|.*/(examples|bad_\w+)|.*_(seed\d+|std|(log2_)?l
 
 
 def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list]:
-  """Returns about `most` points of a curve: the lowest and highest of each stretch."""
+  """Reduces a curve to about `most` points: the lowest and the highest of each stretch."""
   x, y = np.asarray(x), np.asarray(y, float)
   if len(x) <= most:
     return x.tolist(), y.tolist()
@@ -44,10 +46,10 @@ def downsample(x: Sequence, y: Sequence, most: int = POINTS) -> tuple[list, list
 def charts(runs: list[Run]) -> list[dict]:
   """Returns the charts that page.js draws, with the curves of all runs.
 
-  A chart is {'title', 'x': the name of its axis, 'percent', 'log', 'zero': whether its
-  axis begins at 0, 'curves'}, a curve {'run': its number, 'name', 'x', 'y'}. Numbers that
-  are not finite are None. Several runs have a chart per metric. A number that was measured
-  at one step has no curve.
+  A chart is {'title', 'x': name of the axis, 'percent', 'log', 'zero': whether the y axis
+  begins at 0, 'curves'}. A curve is {'run': number of the run, 'name', 'x', 'y'}. Numbers
+  that are not finite are None. With several runs, each metric has its own chart. A number
+  that was measured at one step only has no curve.
   """
   most = max(200, POINTS // math.ceil(len(runs) / 4))
   shared: dict[str, dict] = {}
@@ -57,7 +59,8 @@ def charts(runs: list[Run]) -> list[dict]:
       metric = evaluators.find_metric(name, run.evals)
       points = [(row['step'], row[name]) for row in run.rows if name in row]
       group = next((t for t, pattern in _CHARTS if re.fullmatch(pattern, name)), name)
-      counter = group == name and not any(y for _, y in points)  # it stayed at 0
+      # A number that stayed at 0, such as a counter of bad steps.
+      counter = group == name and not any(y for _, y in points)
       if counter or re.fullmatch(_NOT_SHOWN, name) or metric.detail or len(points) < 2:
         continue
       if name == 'train/lr':
@@ -77,7 +80,7 @@ def charts(runs: list[Run]) -> list[dict]:
 
 
 def schedule(config: dict) -> list[tuple[int, float]]:
-  """Returns (step, learning rate) of a whole run, from its config; [] without `optim`."""
+  """Returns the (step, learning rate)s of a whole run by its config; [] without `optim`."""
   section, total = config.get('optim'), config['resolved'].get('total_steps')
   if not section or not total:
     return []
@@ -89,10 +92,10 @@ def schedule(config: dict) -> list[tuple[int, float]]:
 
 
 def results(run: Run) -> dict[str, str]:
-  """Returns {name: value as text} of a run's last numbers.
+  """Returns the last numbers of a run as {name: text}.
 
-  A few-shot accuracy comes with its standard deviation over the seeds, a share of images
-  with its 95 % interval.
+  A few-shot accuracy has its standard deviation over the seeds, and a share of images its
+  95 % interval.
   """
   values, texts = last_values(run.rows), {}
   for name, value in values.items():
@@ -110,18 +113,19 @@ def results(run: Run) -> dict[str, str]:
 
 
 def calibrate(confidence, right, bins: int = 15) -> dict | None:
-  """Measures the calibration of answers; None if no confidence is finite.
+  """Measures the calibration of predictions; returns None if no confidence is finite.
 
   Args:
     confidence: float [n] in [0, 1]; values that are not finite are left out.
     right: bool [n].
 
   Returns:
-    ece: expected calibration error, the mean of |accuracy - confidence| by bin weighted
-      by its examples (Guo et al. 2017, arXiv 1706.04599, equation 3; 15 bins as there).
-    confidence, accuracy: means over all examples.
-    rows: (low, high, examples, confidence, accuracy) of the bins that have examples;
-      a bin has confidences in (low, high].
+    ece: the expected calibration error, the mean of |accuracy - confidence| over bins,
+      weighted by their numbers of examples (Guo et al. 2017, arXiv 1706.04599, equation 3;
+      15 bins as there).
+    confidence, accuracy: the means over all examples.
+    rows: (low, high, examples, confidence, accuracy) of each bin that has examples. A bin
+      has the confidences in (low, high].
   """
   confidence, right = np.asarray(confidence, float), np.asarray(right, float)
   finite = np.isfinite(confidence)
@@ -143,7 +147,7 @@ def calibrate(confidence, right, bins: int = 15) -> dict | None:
 
 
 def reliability(rows: list[tuple]) -> dict:
-  """Returns the chart of a calibration's rows: accuracy by confidence."""
+  """Returns the chart of accuracy by confidence, from the rows of a calibration."""
   *_, confidence, accuracy = zip(*rows, strict=True)
   perfect = {'run': 0, 'name': 'perfect calibration', 'x': [0, 1], 'y': [0, 1]}
   curve = {'run': 0, 'name': 'accuracy', 'x': confidence, 'y': accuracy}

@@ -1,4 +1,4 @@
-"""The page of runs: their numbers and pictures in one HTML file."""
+"""Renders the page of runs: their numbers and pictures in one HTML file."""
 
 import datetime
 import importlib.resources
@@ -13,20 +13,24 @@ from vit_jax.tools.report import head, numbers, pictures
 from vit_jax.tools.report.folder import Run, read
 from vit_jax.version import __version__
 
-_MISTAKES, _EACH = 72, 12  # Pictures on a page and of an evaluation, 10 kB each
-_CONFUSIONS = 100  # rows of the table
-_CELLS = 40  # classes of a confusion matrix that is drawn
-_MOST_BAD = 100  # unreadable images that are listed
+# The most pictures of mistakes on a page, and of one evaluation; a picture takes 10 kB.
+_MISTAKES, _EACH = 72, 12
+# The most rows of the table of confused classes.
+_CONFUSIONS = 100
+# The most classes of a confusion matrix that is drawn.
+_CELLS = 40
+# The most unreadable images that are listed.
+_MOST_BAD = 100
 # Type of an evaluation -> function(run, its name) -> the template's values, if its answers
 # are other than classes.
 PARTS = Registry('part of a page', {})
 
 
 def write(workdir: str) -> str | None:
-  """Writes the page of a finished run into its folder; returns its address.
+  """Writes the page of a finished run into its folder, and returns its address.
 
-  If that fails in any way, it prints one line on stderr and returns None: the run itself
-  has succeeded. Of several processes only the first writes it.
+  Any failure is printed as one line on stderr, and None is returned, because the run itself
+  has succeeded. Only the first of several processes writes the page.
   """
   if not distributed.is_first():
     return None
@@ -44,19 +48,19 @@ def write(workdir: str) -> str | None:
 
 
 def address(path) -> str:
-  """Returns the file:// address of a path, or gs:// of an object in a bucket."""
+  """Returns the address of a path: file://, or gs:// for an object in a bucket."""
   return str(path) if files.is_url(path) else path.absolute().as_uri()
 
 
 def render(runs: list[Run]) -> tuple[str, list[str]]:
-  """Returns (the HTML, a sentence for each thing that had to be left out)."""
+  """Returns (the HTML, a sentence for each missing part of the page)."""
   left_out, sections, charts = [], [], {'curves': numbers.charts(runs)}
   total = max(1, sum(len(run.predictions) for run in runs))
   most = max(1, min(_EACH, _MISTAKES // total))
   for number, run in enumerate(runs):
     evaluations = []
     for name in run.predictions:
-      # Attention takes seconds: it is drawn for the evaluation that is open at first.
+      # Attention takes seconds. It is drawn only for the evaluation that is open at first.
       look, key = len(runs) == 1 and not evaluations, f'{number} {name}'
       evaluations.append({**_evaluation(run, name, most, look), 'key': key})
       charts[key] = evaluations[-1]['charts']
@@ -82,7 +86,7 @@ def render(runs: list[Run]) -> tuple[str, list[str]]:
 
 
 def fill_template(template: str, **values) -> str:
-  """Returns the HTML of a template, with the style and the footer of all pages."""
+  """Fills a template with values, the style and the footer of all pages; returns HTML."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('vit_jax.tools.report', 'template'),
     autoescape=True,
@@ -100,7 +104,7 @@ def _file(name: str) -> str:
 
 
 def _describe_run(run: Run) -> dict:
-  """Returns bad images, config, command, commit and machine."""
+  """Returns the template's values about a run: facts, bad images, config, command, machine."""
   resolved = {k: x for k, x in run.config['resolved'].items() if k != 'class_names'}
   last = run.starts[-1] if run.starts else {}
   commands = [start['command'] for start in run.starts if start.get('command')]
@@ -116,7 +120,7 @@ def _describe_run(run: Run) -> dict:
 
 
 def _evaluation(run: Run, name: str, most: int, look: bool) -> dict:
-  """Returns the template's values of an evaluation whose answers are stored."""
+  """Returns the template's values about an evaluation whose predictions are stored."""
   answers, kind = run.predictions[name], run.evals.get(name, {}).get('type')
   step = f'step {int(answers["step"]):,}'
   if kind in PARTS:

@@ -1,4 +1,4 @@
-"""Small pictures of examples: the most confident mistakes, and where the model looked."""
+"""Makes small pictures of examples: the most confident mistakes, and where the model looked."""
 
 import base64
 import contextlib
@@ -15,10 +15,10 @@ from vit_jax.tools.report.folder import Run
 
 
 def most_confident(answers: dict, most: int) -> np.ndarray:
-  """Returns the rows of the wrong answers of highest probability, int [<= most].
+  """Returns the rows of the wrong predictions with the highest probability, int [<= most].
 
   Args:
-    answers: 'right' [n, k], 'probability' [n, k], see `evaluators.predictions`.
+    answers: 'right' [n, k] and 'probability' [n, k], see `evaluators.predictions`.
   """
   wrong = np.flatnonzero(~answers['right'][:, 0])
   wrong = wrong[np.isfinite(answers['probability'][wrong, 0])]
@@ -26,13 +26,13 @@ def most_confident(answers: dict, most: int) -> np.ndarray:
 
 
 def mistakes(run: Run, name: str, most: int, look: bool) -> tuple[list[dict], list]:
-  """Returns (the most confident mistakes of an evaluation, why pictures lack).
+  """Returns (the most confident mistakes of an evaluation, reasons for missing pictures).
 
-  A mistake is {name; label, -1 for several; top, (class, probability) of the most probable
-  classes; picture, heat: data URLs, or None}.
+  A mistake is a dict with 'name', 'label' (-1 for several labels), 'top' ((class,
+  probability) of the most probable classes), 'picture' and 'heat' (data URLs or None).
 
   Args:
-    look: whether to draw the attention of the run's newest parameters as `heat`.
+    look: whether to draw the attention of the run's newest parameters as 'heat'.
   """
   answers, heats, out = run.predictions[name], {}, []
   rows = most_confident(answers, most)
@@ -55,10 +55,10 @@ def mistakes(run: Run, name: str, most: int, look: bool) -> tuple[list[dict], li
 
 
 def read(run: Run, name: str, indices) -> tuple[dict[int, tuple], list[str]]:
-  """Returns ({index: example}, why they lack), read again from an evaluation's data.
+  """Reads examples of an evaluation again: ({index: example}, reasons for missing ones).
 
-  An example that can be read is (name, a path where it has one; image as the source has
-  it; its pixels as the model sees them, uint8 [H, W, C]).
+  An example is (name, or path if it has one; image as the source has it; pixels as the
+  model sees them, uint8 [H, W, C]).
   """
   try:
     data = run.evals.get(name, {}).get('data')
@@ -74,22 +74,23 @@ def read(run: Run, name: str, indices) -> tuple[dict[int, tuple], list[str]]:
           image = example['image']
           out[i] = source.name_of(i), image, _pixels(image, data['pp'])
     return out, []
-  except (RunError, OSError) as error:  # the data is gone, or out of reach
+  except (RunError, OSError) as error:
+    # The data is gone, or out of reach.
     return {}, [f'{name}: pictures. {error}']
 
 
 def _pixels(image, pp: str) -> np.ndarray:
-  """Returns a preprocessed image, uint8 [H, W, C]."""
+  """Preprocesses an image and scales it to uint8 [H, W, C]."""
   if not isinstance(image, np.ndarray) and not re.match(r'\s*decode\b', pp):
     pp = f'decode|{pp}'
   x = single_image.SingleImage(pp, masks=True)(image)
-  # Pipelines end in different ranges: an image outside of [-1, 1] is scaled by its own.
+  # Pipelines have different ranges. An image outside of [-1, 1] is scaled by its own range.
   low, high = (-1.0, 1.0) if np.abs(x).max() <= 1 else (x.min(), x.max())
   return np.uint8((x - low) / max(high - low, 1e-6) * 255 + 0.5)
 
 
 def _heats(run: Run, name: str, examples: dict[int, tuple]) -> dict[int, str]:
-  """Returns {index: data URL of the image under the rollout of its attention}."""
+  """Draws the attention rollout over images: {index: data URL}."""
   if jax.process_count() > 1:
     raise RunError('A checkpoint is restored by all processes: vit_jax report is one.')
   from vit_jax import explain, weights
@@ -103,7 +104,7 @@ def _heats(run: Run, name: str, examples: dict[int, tuple]) -> dict[int, str]:
 
 
 def url(pixels, side: int = 160) -> str:
-  """Returns uint8 [H, W, C], or a Pillow image, as a data URL, at most `side` pixels large."""
+  """Returns the data URL of uint8 [H, W, C] or a Pillow image, at most `side` pixels large."""
   if isinstance(pixels, np.ndarray):
     pixels = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
   small, file = pixels.copy(), io.BytesIO()
