@@ -223,6 +223,6 @@ def test_twice_the_resolution_starts_high_and_ends_no_lower(tmp_path):
 def test_a_crop_that_whole_pixels_round_does_not_differ_from_the_weights():
   of_weights = 'decode|resize_small(592)|central_crop(518)|value_range(-1, 1)'  # 0.875
   config = {'data': {}, 'evals': {'pp': 'decode|resize_as_weights(56)|value_range'}}
-  config, lines = pipelines.filled(config, of_weights)
+  config, lines = pipelines.fill(config, of_weights)
   assert 'resize_small(64' in config['evals']['pp']
   assert len(lines) == 1, lines

@@ -210,7 +210,7 @@ def test_a_file_that_computes_something_else_is_not_left(tmp_path, capsys, monke
 
 
 def test_pixels_that_no_mean_and_std_describe():
-  assert pipelines.normalisation('decode|value_range(-1, 1, 0, 100, clip=True)') is None
+  assert pipelines.read_levels('decode|value_range(-1, 1, 0, 100, clip=True)') is None
 
 
 @pytest.mark.parametrize(

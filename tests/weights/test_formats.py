@@ -733,13 +733,13 @@ def test_files_without_a_config_have_the_pixels_of_their_family(tmp_path):
   ],
 )
 def test_preprocessing_goes_through_both_libraries(pp):
-  described = pipelines.described(pp)
+  described = pipelines.describe(pp)
   # With an even rest to crop: they differ in where half a pixel goes.
   image = np.asarray(Image.effect_noise((88, 70), 60))[..., None].repeat(3, -1)
   expected = SingleImage(pp)(image)
   for back in (
-    pipelines.of_timm(described.timm(), described.size),
-    pipelines.of_hf(described.hf(), described.size),
+    pipelines.read_timm(described.timm(), described.size),
+    pipelines.read_hf(described.hf(), described.size),
   ):
     np.testing.assert_allclose(SingleImage(back)(image), expected, atol=1e-5)
 
@@ -753,4 +753,4 @@ def test_preprocessing_goes_through_both_libraries(pp):
   ],
 )
 def test_pipelines_that_they_cannot_say(pp):
-  assert pipelines.described(pp) is None
+  assert pipelines.describe(pp) is None

@@ -166,7 +166,7 @@ def test_a_perception_encoder_without_pooling(tmp_path, monkeypatch):
   ],
 )
 def test_a_published_name_tells_what_arrays_do_not(name, fields):
-  told, images = vit_originals.published(name)
+  told, images = vit_originals.look_up(name)
   assert told == fields
   assert ('mean' in images) == ('sat493m' in name)
 

@@ -229,9 +229,7 @@ def test_every_name_has_the_arrays_of_timm(torch, timm, part):
     assert facts['norm_eps'] == {every['norm_eps']}, name
     assert facts['rotary'] == (every['rope'] != 'none'), name
     assert tuple(facts['rope_reference'] or ()) == (reference or ()), name
-    assert facts['pool'] == timm_options.architecture(every).options['global_pool'], (
-      name
-    )
+    assert facts['pool'] == timm_options.find(every).options['global_pool'], name
 
 
 HEADS = {'num_heads': 2}
@@ -398,7 +396,7 @@ def test_defaults_of_transformers_processors(transformers, name):
   smooth = Image.fromarray(rng.integers(64, 192, (9, 12, 3), np.uint8))
   image, processor = smooth.resize((640, 427)), getattr(transformers, name)()
   pixels = processor(image, return_tensors='np')['pixel_values'][0].transpose(1, 2, 0)
-  pp = pipelines.of_hf({'image_processor_type': name}, (224, 224))
+  pp = pipelines.read_hf({'image_processor_type': name}, (224, 224))
   levels = np.abs(SingleImage(pp)(np.asarray(image)) - pixels)
   levels *= 255 * np.asarray(processor.image_std)
   # Some levels are rounded the other way.

@@ -12,7 +12,7 @@ from vit_jax.weights import timm_options
 
 
 def options_of(**fields):
-  return timm_options.architecture(models.build('vit', **fields).fields())
+  return timm_options.find(models.build('vit', **fields).fields())
 
 
 def test_every_name_has_its_own_options():
@@ -20,7 +20,7 @@ def test_every_name_has_its_own_options():
     if name.startswith('test_'):  # chosen last, because they are timm's own tests
       continue
     fields = models.build(name).fields()
-    model = timm_options.architecture(fields)
+    model = timm_options.find(fields)
     assert not model.args, (name, model)
     again = models.build(model.name).fields()
     untold = ('layer_scale', 'num_classes')  # the arrays are what tells them

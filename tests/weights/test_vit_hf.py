@@ -269,7 +269,7 @@ def test_images_are_prepared_as_published(tmp_path, name, processor, pixels):
   if processor:
     (folder / 'preprocessor_config.json').write_text(json.dumps(processor))
   loaded = vit_jax.load(folder)
-  facts = pipelines.described(loaded.pp)
+  facts = pipelines.describe(loaded.pp)
   assert facts.size == loaded.image_size
   assert (facts.shorter, facts.method, round(facts.mean[0], 3)) == pixels
 
@@ -278,4 +278,4 @@ def test_images_are_prepared_as_published(tmp_path, name, processor, pixels):
 def test_pixels_of_another_scale_are_refused(change):
   processor = {'image_processor_type': 'ViTImageProcessor', 'size': 32, **change}
   with pytest.raises(ValueError, match='do_rescale'):
-    pipelines.of_hf(processor, (32, 32))
+    pipelines.read_hf(processor, (32, 32))

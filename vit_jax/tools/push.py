@@ -114,7 +114,7 @@ def write(args, folder: Path) -> dict:
     'variant': config.get('model', {}).get('variant'),
     'params': params,
     'size': size,
-    'pp': pipelines.of_source(loaded, size),
+    'pp': pipelines.build(loaded, size),
     'classes': loaded.fields.get('num_classes'),
     'class_names': loaded.class_names,
     'license': args.license or licence.name or UNKNOWN,

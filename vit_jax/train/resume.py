@@ -41,7 +41,7 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
   if inferred := {key: old['model'][key] for key in keys if key in old['model']}:
     config = schema.with_model(config, inferred)
   pixels = old['resolved'].get('pixels')
-  config, _ = pipelines.filled(config, pixels)
+  config, _ = pipelines.fill(config, pixels)
   config['resolved'] = old['resolved'] | config['resolved']
   new = json.loads(json.dumps(config))
   changed = config_lib.differences(schema.DEFAULTS | old, new)

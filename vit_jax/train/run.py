@@ -69,7 +69,7 @@ def train(
     config = _resolve(config, data)
     saved = enter(_open_checkpoints(config, workdir))
     resumes = saved.latest() is not None
-    opened, _ = pipelines.filled(config, None)
+    opened, _ = pipelines.fill(config, None)
     config = config if config['weights'] else opened
     if resumes:
       config = resume.resumed(config, workdir, saved)
@@ -220,8 +220,8 @@ def _open_weights(config: dict) -> tuple[dict, weights.Source, list[str]]:
   source = weights.from_section(**config['weights'])
   section = config['model'] if 'name' in config['model'] else {}
   model = weights.complete(section, source)
-  pixels = pipelines.stated(source)
-  config, lines = pipelines.filled(schema.with_model(config, model), pixels)
+  pixels = pipelines.find(source)
+  config, lines = pipelines.fill(schema.with_model(config, model), pixels)
   return config | {'resolved': config['resolved'] | {'pixels': pixels}}, source, lines
 
 

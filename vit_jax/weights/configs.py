@@ -1,6 +1,7 @@
-"""The config beside arrays, of timm, of transformers or our own, read and written.
+"""Reads and writes the config that stands beside a file's arrays.
 
-Values are checked where they are read. Keys that are not read are left alone.
+There are three kinds: timm's, transformers' and our own. A value is checked where it is
+read; a key that nothing here reads is left alone.
 """
 
 import re
@@ -15,74 +16,90 @@ from vit_jax.models.timm import NO_MATTER
 from vit_jax.models.vit import has_cls
 from vit_jax.weights import pipelines
 
-# Arguments of timm's models that need not be read: the shapes of the arrays show them, or
-# they concern training or images of another size.
+# Arguments of timm's models that are not read here. Either the shapes of the arrays show
+# them, or they matter only in training or for images of another size.
 _NEEDLESS = re.compile(
   rf'{NO_MATTER}|patch_size|embed_dim|depths?|dims|num_blocks|num_heads|mlp_ratio|layers'
   r'|channels|stem_chs|stem_width|width_factor|class_token|pos_embed|fc_norm|init_values'
   r'|ls_init_value|expand_attn|use_cls_token|zero_init_last|nlhb'
 )
 
-# Names of activations -> ours.
+# Activations: timm's and transformers' names -> ours.
 _ACTS = dict.fromkeys(('gelu', 'gelu_erf'), 'gelu_erf')
 _ACTS |= dict.fromkeys(('gelu_tanh', 'gelu_new', 'gelu_pytorch_tanh'), 'gelu_tanh')
 _ACTS |= {name: name for name in ('quick_gelu', 'silu', 'relu')}
 
 
 class Facts(NamedTuple):
-  """The facts in a config about the model that its arrays belong to."""
+  """Facts about a model that its config gives."""
 
-  fields: dict[str, Any]
+  fields: dict[str, Any]  # fields of the model
   image_size: tuple[int, int] | None = None  # (H, W), pixels
   class_names: list[str] | None = None
   pp: str | None = None  # the evaluation pipeline, in our ops
   architecture: str | None = None  # timm's name of the model
   config: dict | None = None
-  # The images in evaluation as `pipelines.of_timm` reads them, where `pp` is None.
+  # Preprocessing in the keys of `pipelines.read_timm`; used where `pp` is None.
   images: dict | None = None
 
 
-# (config, source as the user wrote it) -> Facts; ValueError for a model that is not read.
+# (config, source as the user wrote it) -> Facts. It raises ValueError for a model that
+# vit_jax cannot compute.
 Reader = Callable[[dict, str], Facts]
 
 
 def ours(config: dict, defaults: dict) -> Facts:
-  """Returns the facts of our own config, over the fields of files without one."""
+  """Reads our own config; `defaults` are the fields of a file without one."""
   own = section(config, 'vit_jax')
   fields, names = section(own, 'fields'), own.get('class_names')
   fields = {key: _tuples(x) for key, x in fields.items()}
   names = imagenet.class_names(names) if isinstance(names, str) else names
   size = pair(own.get('image_size'))
-  return Facts(defaults | fields, size, texts(names), own.get('pp'), config=config)
+  return Facts(
+    fields=defaults | fields,
+    image_size=size,
+    class_names=texts(names),
+    pp=own.get('pp'),
+    config=config,
+  )
 
 
 def _tuples(value):
-  """Returns a JSON value with tuples for lists."""
+  """Replaces the lists in a JSON value by tuples."""
   if isinstance(value, dict):
     return {key: _tuples(x) for key, x in value.items()}
   return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def google(**defaults) -> Reader:
-  """Reads our own config over fields that Google's files, which have none, share."""
+  """Makes the Reader of Google's files.
+
+  They come without a config, so `defaults` are the fields that all of them share. Files
+  that vit_jax wrote have our own config, which wins.
+  """
 
   def read(config, source):
     fields = section(section(config, 'vit_jax'), 'fields')
     plain = str | bool | float | list | tuple
     if odd := [k for k, v in fields.items() if not isinstance(v, plain)]:
-      raise ValueError(f'field {odd[0]}={fields[odd[0]]!r} follows from the arrays')
+      raise ValueError(
+        f'its config sets {odd[0]}={fields[odd[0]]!r}: remove it, the arrays decide'
+      )
     return ours(config, defaults)
 
   return read
 
 
 def timm(fields: Callable[[dict, str], dict] = lambda args, name: {}, **only) -> Reader:
-  """Reads timm's config, and raises ValueError for arguments that are not read.
+  """Makes the Reader of timm's config.json.
+
+  It raises ValueError for an argument that it does not know, because the model may then
+  compute something else.
 
   Args:
-    fields: (timm's arguments of the model, architecture or file name) -> the model's
-      fields. It takes the arguments that it reads out of the dict.
-    **only: arguments that have this value only.
+    fields: (timm's arguments of the model, its architecture or file name) -> the model's
+      fields. It removes the arguments that it reads from the dict.
+    **only: arguments for which one value is supported, and that value.
   """
 
   def read(config, source):
@@ -91,23 +108,30 @@ def timm(fields: Callable[[dict, str], dict] = lambda args, name: {}, **only) ->
     args |= section(config, 'model_args')
     architecture = config.get('architecture')
     if not isinstance(architecture, str | None):
-      raise ValueError(f'architecture is {architecture!r}, expected a text')
+      raise ValueError(f'architecture is {architecture!r}, expected a string')
     size = cfg.get('input_size', config.get('input_size'))
     size = pair(args.get('img_size') or (size and size[1:]))
     names = texts(config.get('label_names') or cfg.get('label_names'))
-    pp = section(config, 'vit_jax').get('pp') or pipelines.of_timm(cfg, size)
+    pp = section(config, 'vit_jax').get('pp') or pipelines.read_timm(cfg, size)
     own = fields(args, architecture or Path(source).name)
     require(args, only, 'a model of timm')
     for key in args.keys() - only.keys():
       if not _NEEDLESS.fullmatch(key):
-        raise ValueError(f'model_args.{key} is not read: it may compute something else')
-    return Facts(own, size, names, pp, architecture, config)
+        raise ValueError(f'model_args.{key} is unknown: it may change the outputs')
+    return Facts(
+      fields=own,
+      image_size=size,
+      class_names=names,
+      pp=pp,
+      architecture=architecture,
+      config=config,
+    )
 
   return read
 
 
 def hf(model_type: str) -> Reader:
-  """Reads transformers' config of a model of that type."""
+  """Makes the Reader of transformers' config.json for one `model_type`."""
 
   def read(config, source):
     if not config:
@@ -124,36 +148,36 @@ def hf(model_type: str) -> Reader:
 
 
 def hf_facts(config: dict, fields: dict, size, processor: dict | None = None) -> Facts:
-  """Returns the facts that all of transformers' configs state alike.
+  """Reads what all configs of transformers have in common.
 
   Args:
-    processor: the preprocessor_config.json of a folder that has none.
+    processor: stands for the preprocessor_config.json of a folder without one.
   """
   labels = section(config, 'id2label')
   names = texts([labels[key] for key in sorted(labels, key=int)])
   if all(name == f'LABEL_{i}' for i, name in enumerate(names)):
-    names = None  # transformers' placeholders
+    names = None  # these are placeholders
   pp = section(config, 'vit_jax').get('pp')
-  pp = pp or pipelines.of_hf(section(config, 'preprocessor') or processor or {}, size)
-  return Facts(fields, size, names, pp, config=config)
+  pp = pp or pipelines.read_hf(section(config, 'preprocessor') or processor or {}, size)
+  return Facts(fields=fields, image_size=size, class_names=names, pp=pp, config=config)
 
 
 def epsilon(value) -> float:
-  """Returns the epsilon of norms in a config."""
+  """Checks the epsilon of a config's norms, and returns it."""
   if not 0 <= value < 1:
     raise ValueError(f'layer_norm_eps is {value}, expected a number in [0, 1)')
   return value
 
 
-def without_nulls(value):
-  """Returns a JSON value without keys that are null: they stand for the default."""
+def drop_nulls(value):
+  """Removes the keys that are null from a JSON value: null stands for the default."""
   if not isinstance(value, dict):
     return value
-  return {k: without_nulls(v) for k, v in value.items() if v is not None}
+  return {k: drop_nulls(v) for k, v in value.items() if v is not None}
 
 
 def section(config: dict, key: str) -> dict:
-  """Returns an object within a config, {} if it is not there."""
+  """Returns the object at a key of a config, or {} if the key is absent."""
   value = config.get(key, {})
   if not isinstance(value, dict):
     raise ValueError(f'{key} is {str(value)[:60]!r}, expected an object')
@@ -161,7 +185,12 @@ def section(config: dict, key: str) -> dict:
 
 
 def require(config: dict, expected: dict, what: str) -> None:
-  """Raises ValueError where `what` has other values than the only ones that are read."""
+  """Raises ValueError if a config has a value that is not supported.
+
+  Args:
+    expected: {key: the one supported value}. An absent key is fine.
+    what: names the model in the error.
+  """
   for key, value in expected.items():
     if config.get(key, value) != value:
       raise ValueError(f'{what} has {key}={config[key]!r}, expected {value!r}')
@@ -170,25 +199,25 @@ def require(config: dict, expected: dict, what: str) -> None:
 def activation(name: str) -> str:
   """Returns our name of an activation."""
   if name not in _ACTS:
-    raise ValueError(f'activation {name!r} is not read: one of {sorted(_ACTS)} is')
+    raise ValueError(f'activation {name!r} is unknown, expected one of {sorted(_ACTS)}')
   return _ACTS[name]
 
 
 def open_clip_act(model: dict, tower: dict) -> str:
-  """Returns our name of the activation in a tower's part of a `model_cfg`."""
+  """Returns our name of a tower's activation, given open_clip's `model_cfg`."""
+  if model.get('quick_gelu'):
+    return 'quick_gelu'
   tanh = section(tower, 'act_kwargs').get('approximate') == 'tanh'
-  return (
-    'quick_gelu' if model.get('quick_gelu') else 'gelu_tanh' if tanh else 'gelu_erf'
-  )
+  return 'gelu_tanh' if tanh else 'gelu_erf'
 
 
 def timm_act(args: dict, name: str) -> dict:
-  """Returns the field `act` of a timm model."""
+  """Reads the field `act` from timm's arguments, and removes its argument."""
   return {'act': activation(args.pop('act_layer', 'gelu'))}
 
 
 def pair(size, key: str = 'image_size') -> tuple[int, int] | None:
-  """Returns (height, width) of one number or two at the key of a config, or None."""
+  """Reads (height, width) from a config's value: None, one number or two."""
   if size is None:
     return None
   size = tuple(size) if isinstance(size, list | tuple) else (size, size)
@@ -198,7 +227,7 @@ def pair(size, key: str = 'image_size') -> tuple[int, int] | None:
 
 
 def side(size, key: str) -> int:
-  """Returns the side of a square, as `pair` reads it."""
+  """Reads a value as `pair` does, and returns the one side of a square."""
   height, width = pair(size, key)
   if height != width:
     raise ValueError(f'{key}={size} is not square')
@@ -206,33 +235,41 @@ def side(size, key: str) -> int:
 
 
 def texts(names) -> list[str] | None:
-  """Returns a list of names, or None."""
+  """Checks a list of class names, or None, and returns it."""
   if names is not None and not (
     isinstance(names, list) and all(isinstance(name, str) for name in names)
   ):
-    raise ValueError(f'class names are {str(names)[:60]}, expected a list of texts')
+    raise ValueError(f'class names are {str(names)[:60]}, expected a list of strings')
   return names
 
 
-# -- written ----------------------------------------------------------------------------
+# -- writing ----------------------------------------------------------------------------
 
 
 def need(fields: dict, format: str, **allowed: tuple) -> None:
-  """Raises ValueError unless each field has one of the values that the format knows."""
+  """Raises ValueError if a field has a value that the format cannot express.
+
+  Args:
+    **allowed: the values of each field that the format can express.
+  """
   for key, values in allowed.items():
     if (value := fields.get(key)) not in values:
       raise ValueError(f'{format} cannot express {key}={value!r}, but {list(values)}')
 
 
-def need_defaults(fields: dict, format: str, family: str, told: Iterable[str]) -> None:
-  """Raises ValueError unless all fields have their default but those in `told`."""
+def need_defaults(fields: dict, format: str, family: str, known: Iterable[str]) -> None:
+  """Raises ValueError if a field outside of `known` differs from its default."""
   usual = models.signature(family).parameters
-  other = {k: (usual[k].default,) for k in fields if k in usual and k not in told}
+  other = {k: (usual[k].default,) for k in fields if k in usual and k not in known}
   need(fields, format, **other)
 
 
-def alike(fields: dict) -> dict:
-  """Returns fields of a ViT with one value for models with the same outputs."""
+def unify(fields: dict) -> dict:
+  """Returns the fields of a ViT that have several spellings, each in one spelling.
+
+  Two ViTs that differ only in the spelling compute the same. `map_heads=None`, for
+  example, means `num_heads`.
+  """
   return {
     'cls_token': has_cls(fields),
     'layer_scale': fields['layer_scale'] is not None,
@@ -242,12 +279,17 @@ def alike(fields: dict) -> dict:
 
 
 def google_config(**published):
-  """Returns the writer of fields other than those that a file without config has."""
+  """Makes the writer of our own config beside Google's arrays.
+
+  Args:
+    **published: the fields that a file without a config has. Only fields with another
+      value are written.
+  """
 
   def config(fields, image_size, class_names) -> dict:
     differ = {k: fields[k] for k, v in published.items() if fields[k] != v}
     ours = {'fields': differ} if differ else {}
-    if class_names:  # a list that this library has goes by its name
+    if class_names:  # a list that vit_jax ships is written as its name
       ours['class_names'] = imagenet.list_of(class_names) or class_names
     if ours or image_size[0] != image_size[1]:
       ours['image_size'] = list(image_size)
@@ -257,7 +299,7 @@ def google_config(**published):
 
 
 def timm_config(architecture, pool, args, fields, image_size, class_names) -> dict:
-  """Returns the config.json of a model by timm's function `architecture`."""
+  """Returns the config.json with which timm calls its function `architecture`."""
   classes = fields['num_classes'] or 0
   config = {
     'architecture': architecture,
@@ -270,7 +312,7 @@ def timm_config(architecture, pool, args, fields, image_size, class_names) -> di
 
 
 def timm_patches(fields, image_size) -> dict:
-  """Returns timm's arguments for image, patch and width."""
+  """Returns timm's arguments for the sizes of the image and patches, and the width."""
   size, patch = list(image_size), list(fields['patch_size'])
   if len(set(size)) == len(set(patch)) == 1:
     size, patch = size[0], patch[0]
@@ -278,18 +320,18 @@ def timm_patches(fields, image_size) -> dict:
 
 
 def timm_ratio(part: int, width: int) -> float:
-  """Returns r with int(width * r) == part, which is how timm computes it."""
+  """Returns the ratio r for which timm, by int(width * r), computes `part`."""
   ratio = part / width
   return ratio if int(width * ratio) == part else float(np.nextafter(ratio, np.inf))
 
 
 def hf_config(name, model_type, args, fields, image_size, class_names) -> dict:
-  """Returns the config.json of transformers' classes `name`, such as 'ViT'."""
+  """Returns transformers' config.json; `name` is a prefix of classes such as 'ViT'."""
   classes, act = fields['num_classes'], fields.get('act')
   return {
     'architectures': [f'{name}{"ForImageClassification" if classes else "Model"}'],
     'model_type': model_type,
-    'image_size': one(image_size),
+    'image_size': int_or_pair(image_size),
     'num_channels': 3,
     **({'hidden_act': HF_ACTS[act]} if act in HF_ACTS else {}),
     **args,
@@ -297,12 +339,12 @@ def hf_config(name, model_type, args, fields, image_size, class_names) -> dict:
   }
 
 
-# Our names of activations -> transformers', where they differ.
+# Activations: our names -> those of transformers, where the two differ.
 HF_ACTS = {'gelu_erf': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh'}
 
 
 def labels(class_names: list[str] | None, classes: int | None) -> dict:
-  """Returns transformers' two maps between classes and their names."""
+  """Returns transformers' maps from class numbers to names and back."""
   names = class_names or [f'LABEL_{i}' for i in range(classes or 0)]
   return {
     'id2label': {str(i): name for i, name in enumerate(names)},
@@ -310,6 +352,6 @@ def labels(class_names: list[str] | None, classes: int | None) -> dict:
   }
 
 
-def one(pair) -> int | list[int]:
-  """Returns the one number of two equal ones, or both."""
+def int_or_pair(pair) -> int | list[int]:
+  """Returns one int for two equal ones, else a list of both."""
   return pair[0] if pair[0] == pair[1] else list(pair)

@@ -42,11 +42,11 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
       raise ValueError(f'{error}; formats that can: {able or "none"}') from None
     if source.pp and (to != 'google' or config or source.class_names):
       config.setdefault('vit_jax', {})['pp'] = source.pp
-    beside, pp = {}, pipelines.of_source(source, size)
+    beside, pp = {}, pipelines.build(source, size)
     if to in ('timm', 'hf', 'open_clip'):
       # The libraries' geometry where they have ours, else a resize; all of it is in `pp`.
-      plain = pipelines.of_source(source, size, plain=True)
-      preprocessor = pipelines.described(pp) or pipelines.described(plain)
+      plain = pipelines.build(source, size, plain=True)
+      preprocessor = pipelines.describe(pp) or pipelines.describe(plain)
       if preprocessor is None:
         raise ValueError(f'{to} cannot express the levels of {pp!r}')
       if to == 'timm':
@@ -78,7 +78,7 @@ def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]
       flat, fields, models.family(family), size, class_row=to != 'timm'
     )
   if to == 'timm' and family == 'vit':
-    flat, fields = timm_options.equal(flat, fields, size)
+    flat, fields = timm_options.adapt(flat, fields, size)
   return format.write(flat, fields, size, class_names)
 
 

@@ -163,9 +163,7 @@ class Format:
       rules = rules(flat, Facts(fields))
     arrays = rename.to_theirs(flat, rules) | self.writer.buffers(flat, fields)
     format, parameters, _ = detect(arrays, config)
-    section, _ = format.read(
-      parameters, format.facts(configs.without_nulls(config), '')
-    )
+    section, _ = format.read(parameters, format.facts(configs.drop_nulls(config), ''))
     again = models.build(**section).fields()
     self._check_equal(fields, again)
     return arrays, config

@@ -1,4 +1,4 @@
-"""Rules for layers as PyTorch names and stores them."""
+"""Rename rules for layers, as PyTorch names and stores them."""
 
 import re
 
@@ -8,8 +8,8 @@ from vit_jax.weights.rename import Rule, Table, table
 
 QKV = ('query', 'key', 'value')
 
-# transformers 5 renamed layers. Files on the hub carry the older names, which all of its
-# versions read.
+# transformers 5 renamed layers. Most files on the hub have the older names, which every
+# version reads.
 TRANSFORMERS_5 = (
   (r'attention\.(?:attention|self)\.(q|k|v)(?:uery|ey|alue)\.', r'attention.\1_proj.'),
   (r'attention\.output\.dense', 'attention.o_proj'),
@@ -19,14 +19,14 @@ TRANSFORMERS_5 = (
 
 
 def depths(flat: dict, part: str) -> tuple[int, ...]:
-  """Returns the number of blocks of each stage, by a parameter that each block has."""
+  """Counts the blocks of each stage; `part` is a parameter that each block has."""
   blocks = (re.fullmatch(rf'stage(\d+)_block_\d+/{part}', name) for name in flat)
   numbers = [int(match[1]) for match in blocks if match]
   return tuple(numbers.count(s) for s in range(1, max(numbers, default=0) + 1))
 
 
 def dense(theirs: str, ours: str, kernel=t.dense, bias=t.same) -> Table:
-  """A layer as PyTorch names it, with a weight and perhaps a bias."""
+  """A dense layer, with or without a bias."""
   return (
     Rule(f'{theirs}.weight', f'{ours}/kernel', kernel),
     Rule(f'{theirs}.bias', f'{ours}/bias', bias),
@@ -39,7 +39,7 @@ def conv(theirs: str, ours: str) -> Table:
 
 
 def norm(theirs: str, ours: str) -> Table:
-  """A normalisation's scale and bias."""
+  """A norm, with or without a bias."""
   return (
     Rule(f'{theirs}.weight', f'{ours}/scale'),
     Rule(f'{theirs}.bias', f'{ours}/bias'),
@@ -47,7 +47,7 @@ def norm(theirs: str, ours: str) -> Table:
 
 
 def batch_norm(theirs: str, ours: str) -> Table:
-  """A batch norm: parameters and statistics; all four are statistics if it is frozen."""
+  """A batch norm. If it is frozen, scale and bias are statistics as well."""
   stats = f'{trees.STATS}/{ours}'
   return (
     *norm(theirs, ours),
@@ -57,32 +57,32 @@ def batch_norm(theirs: str, ours: str) -> Table:
   )
 
 
-def into_heads(theirs: str, ours: str, heads: int) -> Table:
-  """A projection of tokens into heads."""
+def split_heads(theirs: str, ours: str, heads: int) -> Table:
+  """A projection from tokens to heads."""
   return dense(theirs, ours, t.heads_kernel(heads), t.heads_bias(heads))
 
 
-def out_of_heads(theirs: str, ours: str, heads: int) -> Table:
-  """A projection of heads into tokens."""
+def merge_heads(theirs: str, ours: str, heads: int) -> Table:
+  """A projection from heads to tokens."""
   return dense(theirs, ours, t.out_kernel(heads))
 
 
-def joined(theirs: str, ours, kernel=t.dense, bias=t.same, dot: str = '.') -> Table:
-  """Layers that the file holds as one."""
+def join(theirs: str, ours, kernel=t.dense, bias=t.same, dot: str = '.') -> Table:
+  """Several layers of ours, which the file holds as one."""
   return tuple(
     Rule(
       f'{theirs}{dot}{part}',
       tuple(f'{name}/{leaf}' for name in ours),
-      t.joined(transform, len(ours)),
+      t.join(transform, len(ours)),
     )
     for part, leaf, transform in (('weight', 'kernel', kernel), ('bias', 'bias', bias))
   )
 
 
-def fused(theirs: str, ours: str, heads: int, names=QKV, dot: str = '.') -> Table:
-  """Projections into heads that the file holds as one."""
+def fuse_heads(theirs: str, ours: str, heads: int, names=QKV, dot: str = '.') -> Table:
+  """Several projections to heads, which the file holds as one layer."""
   ours = [f'{ours}/{name}' for name in names]
-  return joined(theirs, ours, t.heads_kernel(heads), t.heads_bias(heads), dot)
+  return join(theirs, ours, t.heads_kernel(heads), t.heads_bias(heads), dot)
 
 
 def attention_pool(theirs: str, ours: str, heads: int) -> Table:
@@ -90,8 +90,8 @@ def attention_pool(theirs: str, ours: str, heads: int) -> Table:
   attention = f'{ours}/MultiHeadDotProductAttention_0'
   return table(
     Rule(f'{theirs}.probe', f'{ours}/probe'),
-    fused(f'{theirs}.attention.in_proj', attention, heads, dot='_'),
-    out_of_heads(f'{theirs}.attention.out_proj', f'{attention}/out', heads),
+    fuse_heads(f'{theirs}.attention.in_proj', attention, heads, dot='_'),
+    merge_heads(f'{theirs}.attention.out_proj', f'{attention}/out', heads),
     norm(f'{theirs}.layernorm', f'{ours}/LayerNorm_0'),
     dense(f'{theirs}.mlp.fc1', f'{ours}/MlpBlock_0/Dense_0'),
     dense(f'{theirs}.mlp.fc2', f'{ours}/MlpBlock_0/Dense_1'),
@@ -99,11 +99,11 @@ def attention_pool(theirs: str, ours: str, heads: int) -> Table:
 
 
 def openai_block(theirs: str, ours: str, heads: int) -> Table:
-  """A block of OpenAI's CLIP, of open_clip and the Perception Encoder."""
+  """A block of CLIP, under the names of OpenAI, open_clip and Perception Encoder."""
   attention, mlp = f'{ours}/MultiHeadDotProductAttention_0', f'{ours}/MlpBlock_0'
   return table(
-    fused(f'{theirs}.attn.in_proj', attention, heads, dot='_'),
-    out_of_heads(f'{theirs}.attn.out_proj', f'{attention}/out', heads),
+    fuse_heads(f'{theirs}.attn.in_proj', attention, heads, dot='_'),
+    merge_heads(f'{theirs}.attn.out_proj', f'{attention}/out', heads),
     dense(f'{theirs}.mlp.c_fc', f'{mlp}/Dense_0'),
     dense(f'{theirs}.mlp.c_proj', f'{mlp}/Dense_1'),
     [

@@ -139,7 +139,7 @@ def load(
   names = origin.class_names
   if names is not None and getattr(model, 'num_classes', None) != len(names):
     names = None
-  pp = pipelines.of_source(origin, size)
+  pp = pipelines.build(origin, size)
   whence = str(source), origin.format, report.describe(origin), origin.step, origin.tune
   variables = trees.unflatten_variables(flat)
   loaded = Loaded(model, variables, size, origin.channels, pp, names, *whence)

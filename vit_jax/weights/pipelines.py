@@ -1,8 +1,8 @@
-"""Evaluation pipelines as timm and transformers describe theirs, and as our ops.
+"""Evaluation pipelines: timm's and transformers' descriptions, and our ops.
 
-The text of a pipeline says which pixels a model takes. `described` reads it as both
-libraries write it, `of_source` brings it to images of another size, and `filled` puts it
-into the pipelines of a run that starts from weights.
+Weights carry the pipeline that prepares their images, as a text of our ops. `read_timm` and
+`read_hf` make that text; `describe` turns it into keys of both libraries. `build` adapts it
+to another image size, and `fill` copies its ops into a run that starts from the weights.
 """
 
 import math
@@ -16,16 +16,17 @@ from vit_jax.data.ops import registry
 from vit_jax.data.ops.arguments import size_pair
 from vit_jax.weights.source import Source
 
-# Pillow's numbers of its filters; Pillow antialiases, and rounds to the nearest level.
+# Pillow's numbers of its filters. Pillow antialiases and rounds to whole levels.
 _RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic', 4: 'area'}
 _NUMBERS = {method: number for number, method in _RESAMPLE.items()}
-_HOW = {'method', 'antialias', 'rounding'}  # arguments of ops that resize
-# Steps of transformers' processors.
+# How an op resizes: arguments that `inception_crop` and `resize` share.
+_HOW = {'method', 'antialias', 'rounding'}
+# Steps that a processor of transformers can switch on.
 _STEPS = ('convert_rgb', 'resize', 'rescale', 'normalize')
-# ImageNet's pixels: the defaults of timm.
+# Mean and standard deviation of ImageNet's pixels, timm's defaults; and CLIP's.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# Keys that transformers' processors have where a file leaves them out; others have ViT's.
+# Defaults of transformers' processors. A processor that is not listed has those of ViT.
 _CLIP = {
   'size': 224,
   'do_center_crop': True,
@@ -44,25 +45,25 @@ _PROCESSORS = {
 }
 
 
-def of_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
-  """Returns the evaluation transform by a `pretrained_cfg` of timm."""
+def read_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
+  """Returns the evaluation pipeline that a `pretrained_cfg` of timm describes."""
   if not cfg or not size:
     return None
   if (mode := cfg.get('crop_mode', 'center')) not in ('center', 'squash'):
-    raise ValueError(f"crop_mode {mode!r} is not read: 'center' and 'squash' are")
+    raise ValueError(f"crop_mode={mode!r} is unknown, expected 'center' or 'squash'")
   method = cfg.get('interpolation', 'bicubic').replace('box', 'area')
   whole = tuple(int(n / cfg.get('crop_pct', 0.875)) for n in size)
   crop = f"|central_crop({size[0] if size[0] == size[1] else size}, half='even')"
   resize = f"resize_small({max(whole)}, method={method!r}, rounding='nearest')"
-  if mode == 'squash':  # whatever the aspect ratio
+  if mode == 'squash':  # ignores the aspect ratio
     resize = f"resize({whole}, method={method!r}, antialias=True, rounding='nearest')"
     crop = '' if whole == size else crop
   levels = value_range(cfg.get('mean', MEAN), cfg.get('std', STD))
   return f'decode|{resize}{crop}|{levels}'
 
 
-def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
-  """Returns the evaluation transform of a preprocessor_config.json of transformers."""
+def read_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
+  """Returns the evaluation pipeline that a preprocessor_config.json describes."""
   if not processor:
     return None
   older = processor.get('feature_extractor_type')
@@ -70,23 +71,23 @@ def of_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   name = re.sub('(ImageProcessor|FeatureExtractor).*', '', str(name))
   processor = _PROCESSORS.get(name, {}) | processor
   if name in ('Bit', 'CLIP') and type(processor['size']) is int:
-    processor['size'] = {'shortest_edge': processor['size']}  # the spelling before 2023
+    # Before 2023 a number stood for the shortest edge.
+    processor['size'] = {'shortest_edge': processor['size']}
   factor = processor.get('do_rescale', True) and processor.get(
     'rescale_factor', 1 / 255
   )
   if abs(factor * 255 - 1) > 1e-6:
-    raise ValueError(
-      f'pixels times {factor} are not read, but times 1 / 255 (do_rescale)'
-    )
+    raise ValueError(f'do_rescale multiplies by {factor}, expected 1 / 255')
   if (resample := processor.get('resample', 2)) not in _RESAMPLE:
-    raise ValueError(f'resample={resample} is not read: one of {_RESAMPLE} is')
+    raise ValueError(f'resample={resample} is unknown, expected one of {_RESAMPLE}')
   method = _RESAMPLE[resample]
-  rounding = 'none' if name == 'DINOv3ViT' else 'nearest'  # it resizes floats
+  # DINOv3's processor resizes floats, so nothing is rounded.
+  rounding = 'none' if name == 'DINOv3ViT' else 'nearest'
   how = f'method={method!r}, antialias={method != "nearest"}, rounding={rounding!r}'
   size, steps = processor.get('size', size), ['decode']
   shortest = size.get('shortest_edge') if isinstance(size, dict) else None
   crop = processor.get('crop_size', size) if processor.get('do_center_crop') else None
-  # ConvNeXt's processor, also ResNet's: it crops images of less than 384 pixels.
+  # Only the processor of ConvNeXt and ResNet has this key. It crops below 384 pixels.
   if ratio := processor.get('crop_pct'):
     side = shortest or _sides(size)[0]
     shortest, crop, size = None, None, (side, side)
@@ -113,12 +114,12 @@ def _sides(size) -> tuple[int, int]:
 
 def _side(value) -> int:
   if type(value) is not int or not 0 < value < 1 << 16:
-    raise ValueError(f'{value!r} is not a side of images in pixels')
+    raise ValueError(f'{value!r} is not an image side in pixels')
   return value
 
 
 def value_range(mean, std) -> str:
-  """Returns the op that standardises pixels in [0, 1] by mean and standard deviation."""
+  """Returns the op that standardises pixels, given mean and std for pixels in [0, 1]."""
   low = tuple(round((0 - m) / s, 7) for m, s in zip(mean, std, strict=True))
   high = tuple(round((1 - m) / s, 7) for m, s in zip(mean, std, strict=True))
   if len({*low}) == len({*high}) == 1:
@@ -126,28 +127,32 @@ def value_range(mean, std) -> str:
   return f'value_range({low}, {high})'
 
 
-def stated(source: Source) -> str | None:
-  """Returns a source's pipeline; only its levels where it has no config, but a family does.
+def find(source: Source) -> str | None:
+  """Returns the pipeline of a source, or its value range alone, or None.
 
-  Every published ConvNeXt, ResNet, Swin and MViT has ImageNet's, ViTs and Mixers have either.
+  A source without a config may still have a known value range: every published ConvNeXt,
+  ResNet, Swin and MViT standardises by ImageNet. ViTs and Mixers do so or use [-1, 1].
   """
-  usual = source.family in ('convnext', 'mvit', 'resnet', 'swin')
-  usual &= source.format in ('timm', 'hf', 'authors')
-  return source.pp or (value_range(MEAN, STD) if usual else None)
+  if source.pp:
+    return source.pp
+  of_imagenet = source.family in ('convnext', 'mvit', 'resnet', 'swin')
+  of_imagenet &= source.format in ('timm', 'hf', 'authors')
+  return value_range(MEAN, STD) if of_imagenet else None
 
 
-def of_source(source: Source, size: tuple[int, int], plain: bool = False) -> str:
-  """Returns the evaluation pipeline of a source for images of a size.
+def build(source: Source, size: tuple[int, int], plain: bool = False) -> str:
+  """Returns the evaluation pipeline of a source for images of a given size.
 
-  For another size than its own, interpolation, crop ratio and mode stay if both libraries
-  have them. Without a pipeline, or if `plain`, it is the Google code's: a resize without
-  rounding. A detector of square images has a canvas.
+  At another size than the source's own it keeps interpolation, crop ratio and crop mode,
+  provided that timm and transformers can express them. A source without a pipeline gets
+  the resize of Google's code, which does not round; so does every source if `plain`. A
+  detector of square images gets a canvas.
   """
-  now = described(source.pp) if source.pp else None
+  now = describe(source.pp) if source.pp else None
   own_size = now.size if now else source.image_size or size
   if source.pp and not plain and own_size == size:
     return source.pp
-  ops = registry.parse(stated(source) or '')
+  ops = registry.parse(find(source) or '')
   crop = size[0] if size[0] == size[1] else size
   decode = 'decode' if source.channels == 3 else f'decode({source.channels})'
   levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
@@ -160,26 +165,27 @@ def of_source(source: Source, size: tuple[int, int], plain: bool = False) -> str
 
 
 class Preprocessor(NamedTuple):
-  """Resize, crop, standardise: the steps of both libraries before a model."""
+  """Resize, crop, standardise: how timm and transformers prepare an image."""
 
   size: tuple[int, int]  # (H, W) of the model's images in pixels
   method: str  # interpolation, one of _RESAMPLE
   mean: list[float]  # one per channel, for pixels in [0, 1]
   std: list[float]
-  whole: tuple[int, int]  # before a central crop
-  # Pixels of the shorter side, resized at its aspect ratio; None: squashed to `whole`.
+  whole: tuple[int, int]  # (H, W) before the central crop
+  # The shorter side is resized to so many pixels, at the image's aspect ratio.
+  # None: the image is squashed to `whole`.
   shorter: int | None
-  longest: int | None = None  # the most pixels of the longer side, for detectors
+  longest: int | None = None  # limit for the longer side, used by detectors
 
   @property
   def crop_pct(self) -> float:
-    """The shortest decimal by which timm computes `whole` from the size."""
+    """timm's crop ratio: the shortest decimal with int(size / ratio) == whole."""
     side, whole = max(self.size), max(self.whole)
     ratios = (math.floor(side / whole * 10**n) / 10**n for n in range(1, 16))
     return next((r for r in ratios if r and int(side / r) == whole), side / whole)
 
   def timm(self) -> dict:
-    """Returns the keys of timm's `pretrained_cfg` that describe it."""
+    """Returns these steps as keys of timm's `pretrained_cfg`."""
     return {
       'input_size': [3, *self.size],
       'interpolation': self.method.replace('area', 'box'),
@@ -190,7 +196,7 @@ class Preprocessor(NamedTuple):
     }
 
   def open_clip(self) -> dict:
-    """Returns the `preprocess_cfg` of an open_clip_config.json that describes it."""
+    """Returns these steps as the `preprocess_cfg` of an open_clip_config.json."""
     return {
       'mean': self.mean,
       'std': self.std,
@@ -199,7 +205,7 @@ class Preprocessor(NamedTuple):
     }
 
   def hf(self) -> dict:
-    """Returns the preprocessor_config.json of transformers that describes it."""
+    """Returns these steps as transformers' preprocessor_config.json."""
     sides = lambda pair: dict(zip(('height', 'width'), pair, strict=True))
     size, name, more = sides(self.whole), 'ViTImageProcessor', {}
     crop = {'do_center_crop': True, 'crop_size': sides(self.size)}
@@ -222,11 +228,11 @@ class Preprocessor(NamedTuple):
     }
 
 
-def described(pp: str) -> Preprocessor | None:
-  """Returns a pipeline as the libraries describe theirs; None if they cannot express it.
+def describe(pp: str) -> Preprocessor | None:
+  """Describes a pipeline in the terms of timm and transformers; None if they lack it.
 
-  Both always round after resizing and antialias, whether or not ours does; an odd rest is
-  cropped as each does.
+  Three details get lost. Both libraries always round and antialias when they resize, and
+  each has its own rule for the odd pixel of a central crop.
   """
   ops = [op for op in registry.parse(pp) if op.name not in ('decode', 'pad_to')]
   if [op.name for op in ops] not in (
@@ -236,19 +242,33 @@ def described(pp: str) -> Preprocessor | None:
     ['detr_resize', 'canvas', 'value_range'],
   ):
     return None
-  resize, levels = ops[0].arguments, normalisation(pp)
-  method = resize.get('method', 'bilinear')  # detr_resize has no other
-  drawn = isinstance(resize.get('sizes'), tuple)  # one size of several, at random
-  if drawn or method not in _NUMBERS or levels is None:
+  resize, levels = ops[0].arguments, read_levels(pp)
+  # detr_resize has no argument `method`: it is always bilinear.
+  method = resize.get('method', 'bilinear')
+  # Several sizes: the op draws one of them at random.
+  is_random = isinstance(resize.get('sizes'), tuple)
+  if is_random or method not in _NUMBERS or levels is None:
     return None
+  mean, std = levels
   size = size_pair(ops[-2].arguments['size'])
   shorter = resize.get('smaller_size', resize.get('sizes'))
   whole = (shorter,) * 2 if shorter else size_pair(resize['size'])
-  return Preprocessor(size, method, *levels, whole, shorter, resize.get('longest'))
+  return Preprocessor(
+    size=size,
+    method=method,
+    mean=mean,
+    std=std,
+    whole=whole,
+    shorter=shorter,
+    longest=resize.get('longest'),
+  )
 
 
-def normalisation(pp: str) -> tuple[list[float], list[float]] | None:
-  """Returns (mean, std) of pixels in [0, 1], 3 numbers each; None if it is not that."""
+def read_levels(pp: str) -> tuple[list[float], list[float]] | None:
+  """Returns (mean, std) by which a pipeline standardises pixels in [0, 1].
+
+  Each has 3 numbers. Returns None if the pipeline does something else.
+  """
   ops = [op for op in registry.parse(pp) if op.name == 'value_range']
   levels = ops[0].arguments if len(ops) == 1 else {'clip': None}
   if [levels.get(k) for k in ('in_lo', 'in_hi', 'clip')] != [0, 255, False]:
@@ -259,11 +279,11 @@ def normalisation(pp: str) -> tuple[list[float], list[float]] | None:
 
 
 def _geometry(ops, size: tuple[int, int]) -> str:
-  """Returns the resize and crop of a pipeline for images of a size; '' if it has others.
+  """Returns a pipeline's resize and crop, for images of another size.
 
-  Interpolation, crop ratio and mode stay.
+  Interpolation, crop ratio and crop mode stay. Returns '' if `describe` lacks a step.
   """
-  now = described('|'.join(op.text for op in ops)) if ops else None
+  now = describe('|'.join(op.text for op in ops)) if ops else None
   if now is None or now.longest:
     return ''
   one = lambda pair: pair[0] if pair[0] == pair[1] else pair
@@ -278,41 +298,49 @@ def _geometry(ops, size: tuple[int, int]) -> str:
 # -- the pipelines of a run that starts from weights -------------------------------------
 
 
-def filled(config: dict, weights: str | None) -> tuple[dict, list[str]]:
-  """Fills what the pipelines of a run leave to the weights that it starts from.
+def fill(config: dict, weights: str | None) -> tuple[dict, list[str]]:
+  """Completes the pipelines of a run by the pipeline of the weights that it starts from.
 
-  Left to them are `resize_as_weights`, a `value_range` without numbers, and how an
-  `inception_crop` interpolates. `weights` is their evaluation pipeline; without one, ops do
-  as by default. Also returns lines on the pixels taken, and on pipelines with others.
+  Fills in `resize_as_weights`, a `value_range` without numbers, and the interpolation of
+  `inception_crop`.
+
+  Args:
+    config: the run's config.
+    weights: the evaluation pipeline of the weights. None: each op uses its defaults.
+
+  Returns:
+    (config, lines). The lines say which pixels were taken from the weights, and which
+    pipelines of the config differ from the weights'.
   """
   theirs, lines = registry.parse(weights or ''), []
 
-  def fill(value, where: str):
+  def fill_section(value, where: str):
     if isinstance(value, dict):
-      return {key: fill(x, f'{where}.{key}') for key, x in value.items()}
+      return {key: fill_section(x, f'{where}.{key}') for key, x in value.items()}
     if not where.endswith('.pp'):
       return value
-    pp = _filled(value, theirs)
-    ours = _words(pp)
-    at_size = of_weights = _words(weights)
-    if (facts := described(pp)) and (geometry := _geometry(theirs, facts.size)):
+    pp = _fill(value, theirs)
+    ours = _summarise(pp)
+    at_size = of_weights = _summarise(weights)
+    if (facts := describe(pp)) and (geometry := _geometry(theirs, facts.size)):
       levels = next(op.text for op in theirs if op.name == 'value_range')
-      at_size = _words(f'{geometry}|{levels}')  # whole pixels move the ratio of a crop
+      # The crop ratio differs a little per size, because pixels are whole numbers.
+      at_size = _summarise(f'{geometry}|{levels}')
     if differ := [key for key in ours if ours[key] != at_size.get(key, ours[key])]:
       has, want = (', '.join(x[key] for key in differ) for x in (ours, of_weights))
       lines.append(f'{where} has {has}; the weights want {want}')
     return pp
 
-  new = {key: fill(config[key], f'config.{key}') for key in ('data', 'evals')}
+  new = {key: fill_section(config[key], f'config.{key}') for key in ('data', 'evals')}
   if any(config[key] != new[key] for key in new):
-    words = ', '.join(_words(weights or 'value_range').values())
-    whence = 'taken from the weights' if weights else 'the weights name none'
-    lines.insert(0, f'pixels: {words}: {whence}')
+    words = ', '.join(_summarise(weights or 'value_range').values())
+    origin = 'taken from the weights' if weights else 'the weights name none'
+    lines.insert(0, f'pixels: {words}: {origin}')
   return config | new, lines
 
 
-def _filled(pp: str, theirs: tuple) -> str:
-  """Returns a pipeline with the ops of another one where it leaves them open."""
+def _fill(pp: str, theirs: tuple) -> str:
+  """Completes one pipeline: `theirs` are the ops of the weights' pipeline."""
   named, ops, texts = {op.name: op for op in theirs}, registry.parse(pp), []
   resize = named.get('resize') or named.get('resize_small')
   for op in ops:
@@ -330,15 +358,15 @@ def _filled(pp: str, theirs: tuple) -> str:
   return pp if texts == [op.text for op in ops] else '|'.join(texts)
 
 
-def _words(pp: str | None) -> dict[str, str]:
-  """Returns the facts about pixels in a pipeline, as a user reads them."""
-  if not pp or not (levels := normalisation(pp)):
+def _summarise(pp: str | None) -> dict[str, str]:
+  """Summarises in words, for a log, which pixels a pipeline makes."""
+  if not pp or not (levels := read_levels(pp)):
     return {}
   words = {}
   for name, x in zip(('mean', 'std'), levels, strict=True):
     x = x if len({*x}) > 1 else x[:1]
     words[name] = ' '.join([name, *(f'{number:.3g}' for number in x)])
-  if (facts := described(pp)) and not facts.longest:
+  if (facts := describe(pp)) and not facts.longest:
     how = f'{"crop" if facts.shorter else "squash"} {facts.crop_pct:g}'
     words |= {'method': facts.method, 'crop': how}
   return words

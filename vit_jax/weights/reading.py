@@ -18,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import hub
 from vit_jax.weights import download, formats, pipelines, readers, runs, tuned, zoo
 from vit_jax.weights.adapt import Method, fit
-from vit_jax.weights.configs import Facts, without_nulls
+from vit_jax.weights.configs import Facts, drop_nulls
 from vit_jax.weights.families import text as families_text
 from vit_jax.weights.source import Source, errors_of
 
@@ -106,7 +106,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     raise UserError(f'{error}{again}') from None
   if tuned.KEY in raw.config:
     raise UserError(f'{source} is tuned_only: load(WEIGHTS, tune={source!r}).')
-  config = without_nulls(raw.config)
+  config = drop_nulls(raw.config)
   with errors_of(source):
     text, arrays = families_text.split(raw.arrays, config, path)
     format, arrays, unused = formats.detect(arrays, config, source)
@@ -131,7 +131,7 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
     channels = 3 if family.inputs else flat[family.stem(flat)].shape[2]
   size = size or (entry and (entry.resolution,) * 2)
   arguments = (format.name, format.family, fields, flat, size, channels, names)
-  pp = facts.pp or pipelines.of_timm(facts.images or {}, size)
+  pp = facts.pp or pipelines.read_timm(facts.images or {}, size)
   more = {'resize': format.resize(fields), 'text': text}
   return Source(source, *arguments, pp, unused, **more)
 

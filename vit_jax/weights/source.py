@@ -32,7 +32,7 @@ class Source:
   tune: dict = dataclasses.field(default_factory=dict)
   # Those, 'tune/...', and their batch statistics; None: they start as in training.
   added: dict[str, np.ndarray] | None = dataclasses.field(default_factory=dict)
-  # The arrays of a text tower in the same file, a `families.text.Beside`, or None.
+  # The arrays of a text tower in the same file, a `families.text.TextArrays`, or None.
   text: Any = None
   resize: str = 'bilinear'  # how its code resizes positions, see `adapt.RESIZERS`
 

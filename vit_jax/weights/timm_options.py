@@ -1,7 +1,8 @@
-"""The options of timm's Vision Transformers that build a model of given fields.
+"""Finds timm's Vision Transformer, name and options, for the fields of a ViT.
 
-The inverse of `models.timm.fields_of`: a name of timm, and options over its own. Some options
-have no text, such as classes of blocks and norms with an epsilon: only names have them.
+This is the inverse of `models.timm.fields_of`. It starts from the nearest name of timm and
+overrides options of that name. JSON cannot express some options, such as a class of blocks
+or a norm with its own epsilon; only a name can bring those.
 """
 
 import dataclasses
@@ -15,17 +16,20 @@ from vit_jax.weights import configs
 from vit_jax.weights.formats import TRAINING
 
 USUAL = {f.name: f.default for f in dataclasses.fields(vit.ViT)}
-# Fields that no option tells: those of training alone, and what the file says elsewhere.
-_UNTOLD = TRAINING - {'layer_scale'} | {'num_classes', 'parent', 'name'}
+# Fields without a timm option: training-only ones, and those stored elsewhere in the file.
+_WITHOUT_OPTION = TRAINING - {'layer_scale'} | {'num_classes', 'parent', 'name'}
+# Our `classifier` -> timm's `global_pool`.
 _POOLS = {'token': 'token', 'distilled': 'token', 'gap': 'avg', 'map': 'map'}
 
 
 class Architecture(NamedTuple):
-  """The model `create_model(name, **args)` of timm.
+  """The model that timm's `create_model(name, **args)` builds.
 
   Attributes:
-    kind: a key of `models.timm.DEFAULTS`.
-    options: all options of the model, those of the name and `args` over them.
+    name: timm's name.
+    kind: the model's class, a key of `models.timm.DEFAULTS`.
+    args: options that override those of the name.
+    options: all options of the model, `args` included.
   """
 
   name: str
@@ -34,15 +38,15 @@ class Architecture(NamedTuple):
   options: dict[str, Any]
 
 
-def architecture(fields: Mapping) -> Architecture:
-  """Returns timm's model of these fields, by the nearest of its names.
+def find(fields: Mapping) -> Architecture:
+  """Finds the timm model with these fields, starting from the nearest name.
 
   Raises:
-    ValueError: timm has none. It names a field that the nearest model has otherwise.
+    ValueError: timm has no such model. It names a field that differs in the nearest one.
   """
   target = _comparable({key: fields[key] for key in USUAL if key in fields})
-  rows = [(n, row, _other(target, row)) for n, row in timm.architectures().items()]
-  # Among equals a plain ViT's name, and a short one; timm's own tests come last.
+  rows = [(n, row, _compare(target, row)) for n, row in timm.architectures().items()]
+  # Nearest first. Ties: prefer `vit_*`, then short names; timm's `test_*` come last.
   rows.sort(key=lambda x: (not x[0].startswith('vit_'), len(x[0])))
   rows.sort(key=lambda x: (x[0].startswith('test_'), len(x[2])))
   misses = []
@@ -55,8 +59,8 @@ def architecture(fields: Mapping) -> Architecture:
       args |= settings.get(key, {})
     args = {k: v for k, v in args.items() if not _equal(k, v, usual.get(k))}
     try:
-      wrong = _other(target, row | args)
-    except ValueError:  # options that do not go together
+      wrong = _compare(target, row | args)
+    except ValueError:  # timm does not combine these options
       continue
     if not wrong:
       return Architecture(name, kind, args, usual | args)
@@ -65,23 +69,25 @@ def architecture(fields: Mapping) -> Architecture:
   raise ValueError(f'timm cannot express {key}={fields[key]!r}, but {value!r}')
 
 
-def plain(fields: dict) -> dict[str, Any]:
-  """Returns the options of class 'vit' for these fields."""
+def write_vit(fields: dict) -> dict[str, Any]:
+  """Returns the options of timm's class 'vit' for these fields."""
   settings = _settings(_comparable(USUAL | fields), 'vit', {})
   return {k: v for key in (*fields, 'cls_token') for k, v in settings[key].items()}
 
 
-def _other(target: dict, row: dict) -> dict:
-  """Returns the fields of timm's model by these options that differ from the target's."""
+def _compare(target: dict, row: dict) -> dict:
+  """Returns the fields in which the timm model with options `row` differs from `target`."""
   fields = _comparable(USUAL | timm.fields_of(row))
   return {key: fields[key] for key, value in target.items() if value != fields[key]}
 
 
-def equal(flat: dict, fields: dict, size: tuple[int, int]) -> tuple[dict, dict]:
-  """Returns (parameters, fields) of a ViT as timm has it, with equal outputs.
+def adapt(flat: dict, fields: dict, size: tuple[int, int]) -> tuple[dict, dict]:
+  """Rewrites a ViT's parameters and fields into timm's form, with equal outputs.
 
-  Beside registers without a position, the cls token absorbs its own; a head has a bias; and
-  places of the Perception Encoder are scaled to the grid that images of this size have.
+  - Where registers have no position, the position of the class token is added to the
+    token itself.
+  - A head without a bias gets one of zeros.
+  - Rotary positions of the Perception Encoder are scaled to the grid of `size`.
   """
   flat, fields, table = dict(flat), dict(fields), vit.FAMILY.position
   if fields['posemb_tokens'] == 'cls' and vit.has_cls(fields) and table in flat:
@@ -100,34 +106,40 @@ def equal(flat: dict, fields: dict, size: tuple[int, int]) -> tuple[dict, dict]:
 
 
 def _equal(option: str, value, usual) -> bool:
+  """Whether two values of a timm option mean the same: None, False and 0 often do."""
+  # An absent fc_norm is not False: it follows from the pooling.
   off = not value and not usual and option not in ('fc_norm', 'use_fc_norm')
-  return off or value == usual  # an absent fc_norm follows from the pooling
+  return off or value == usual
 
 
 def _comparable(fields: dict) -> dict:
-  """Returns the fields that files of timm tell, equal for equal models."""
-  fields = fields | configs.alike(fields)
+  """Returns the fields that timm's options decide, equal for models that compute alike."""
+  fields = fields | configs.unify(fields)
   if fields['classifier'] != 'map':
     fields |= dict(map_heads=None, map_mlp_dim=None, map_prefix=False)
-  return {k: v for k, v in fields.items() if k not in _UNTOLD}
+  return {k: v for k, v in fields.items() if k not in _WITHOUT_OPTION}
 
 
 def _settings(fields: dict, kind: str, usual: dict) -> dict[str, dict]:
-  """Returns {field: {option: value}} for fields that differ from those of a name.
+  """Returns {field: {option: value}}: the options to set if a field differs.
 
-  Options at '' are always set. `usual` are the options of the name.
+  Options under the key '' are always set. `usual` are the options of a timm name.
   """
-  # The hidden layer of a GluMlp holds the gate, too.
+  # timm counts the gate of a GluMlp as a part of its hidden layer.
   halves = 2 if str(usual.get('mlp_layer')).startswith('GluMlp') else 1
   hidden, names = halves * fields['mlp_dim'], timm.OPTIONS[kind]
   ratio = {'mlp_ratio': configs.timm_ratio(hidden, fields['width'])}
   if (align := usual.get('swiglu_align_to')) and hidden % align:
     ratio['swiglu_align_to'] = 0
-  own = lambda values: {names[k]: v for k, v in values.items() if k in names}
+
+  def own(values: dict) -> dict:
+    """Renames options to those of this class, and drops the ones it lacks."""
+    return {names[k]: v for k, v in values.items() if k in names}
+
   norms, final = fields['extra_norms'], fields['final_norm']
   has_norm = final == 'tokens' if kind == 'eva' else final != 'none'
   shared = {
-    'patch_size': {'patch_size': configs.one(fields['patch_size'])},
+    'patch_size': {'patch_size': configs.int_or_pair(fields['patch_size'])},
     'width': {'embed_dim': fields['width'], **ratio},
     'depth': {'depth': fields['depth']},
     'num_heads': {'num_heads': fields['num_heads']},
@@ -137,7 +149,7 @@ def _settings(fields: dict, kind: str, usual: dict) -> dict[str, dict]:
     'posemb_tokens': {'no_embed_class': fields['posemb_tokens'] == 'patches'},
     'layer_scale': {'init_values': 1e-5 if fields['layer_scale'] else 0.0},
     'registers': own({'registers': fields['registers']}),
-    # The first, a norm of patches, is an option without text.
+    # JSON cannot express the first one, a norm of patches.
     'extra_norms': own({x: x in norms for x in timm.EXTRA_NORMS[1:]}),
     'final_norm': own({'final': has_norm, 'pooled': final == 'pooled'}),
     'qkv_bias': {'qkv_bias': fields['qkv_bias'] != 'none'},
@@ -181,7 +193,7 @@ def _eva(fields: dict, usual: dict) -> dict[str, dict]:
   return {
     '': rotary | (grouped if usual.get('num_kv_heads') else {}),
     'kv_heads': grouped,
-    # Nothing that JSON has takes the scale of a name away.
+    # JSON cannot express "no layer scale", so it cannot be switched off.
     'layer_scale': {'init_values': 1e-5} if fields['layer_scale'] else {},
     'qkv_bias': {'qkv_bias': has_bias, 'attn_type': attention},
     'layer_scale_where': {'attn_only_layer_scale': where == 'attention'},

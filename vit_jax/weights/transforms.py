@@ -1,7 +1,7 @@
-"""How one array of a published file becomes arrays of ours, and back, bit for bit.
+"""Transforms between an array of a published file and our parameters, bit for bit.
 
-Torch stores dense kernels as [out, in] and convolutions as [out, in, h, w]; ours are
-[in, out] and [h, w, in, out], those of attention [D, M, Dh] and [M, Dh, D].
+PyTorch stores a dense kernel as [out, in] and a convolution as [out, in, h, w]. Ours are
+[in, out] and [h, w, in, out]; those of attention are [D, M, Dh] and [M, Dh, D].
 """
 
 from collections.abc import Callable, Sequence
@@ -23,23 +23,25 @@ def _one(load, save) -> Transform:
 
 same = _one(lambda x: x, lambda x: x)
 dense = _one(lambda x: x.T, lambda x: x.T)
-# A dense layer that the file may hold as a 1x1 convolution.
+# A dense layer; a file may hold it as a 1x1 convolution.
 pointwise = _one(lambda x: x.reshape(x.shape[:2]).T, lambda x: x.T)
 conv = _one(lambda x: x.transpose(2, 3, 1, 0), lambda x: x.transpose(3, 2, 0, 1))
 
-dropped = Transform(lambda x: (), lambda xs: np.empty(0))  # no parameter, never saved
+# An array that is not a parameter: it is read, ignored and never written.
+drop = Transform(lambda x: (), lambda xs: np.empty(0))
 
-# A transposed convolution is [in, out, h, w] in Torch, with its taps in reverse.
+# A transposed convolution is [in, out, h, w] in PyTorch, with its taps reversed.
 deconv = _one(
   lambda x: x.transpose(2, 3, 0, 1)[::-1, ::-1],
   lambda x: x[::-1, ::-1].transpose(2, 3, 0, 1),
 )
 
-# Tables of embeddings are [N, D] in transformers, CLIP's class token [D].
+# transformers stores embedding tables as [N, D]; ours are [1, N, D].
 rows = _one(lambda x: x[None], lambda x: x[0])
+# CLIP stores the class token as [D]; ours is [1, 1, D].
 vector = _one(lambda x: x.reshape(1, 1, -1), lambda x: x.reshape(-1))
 
-# The vectors of GroupNorm are [1, 1, 1, C] in old files.
+# Old files store the vectors of GroupNorm as [1, 1, 1, C].
 group_norm = _one(lambda x: x.reshape(-1), lambda x: x.reshape(1, 1, 1, -1))
 
 # One factor per head: [M, 1, 1] -> [M].
@@ -68,36 +70,37 @@ def out_kernel(heads: int) -> Transform:
 
 
 def patches(size: tuple[int, int]) -> Transform:
-  """[D, h w C] of a dense layer on flat patches, channels last, -> [h, w, C, D]."""
+  """[D, h w C] -> [h, w, C, D]: a dense layer on flat patches, channels last."""
   return _one(
     lambda x: x.T.reshape(*size, -1, x.shape[0]),
     lambda x: x.reshape(-1, x.shape[-1]).T,
   )
 
 
-def joined(part: Transform, number: int) -> Transform:
-  """`number` parameters that the file holds as one array, along its first axis."""
+def join(part: Transform, number: int) -> Transform:
+  """Splits an array of a file along its first axis into `number` parameters."""
   return Transform(
     lambda x: tuple(part.load(p)[0] for p in np.split(x, number)),
     lambda xs: np.concatenate([part.save([x]) for x in xs]),
   )
 
 
-def beside(first: Transform, other: Transform, width: int) -> Transform:
-  """Four parameters in one array: one of any number of rows, then three of D rows."""
-  cut = lambda x: np.split(x, [len(x) - k * width for k in (3, 2, 1)])
-  load = lambda first_rows, *others: (
-    first.load(first_rows)[0],
-    *(other.load(x)[0] for x in others),
-  )
-  return Transform(
-    lambda x: load(*cut(x)),
-    lambda xs: np.concatenate([first.save(xs[:1]), *(other.save([x]) for x in xs[1:])]),
-  )
+def join_mlp_and_qkv(mlp: Transform, heads: Transform, width: int) -> Transform:
+  """Splits an array into four parameters: MLP (any number of rows), then q, k, v (D)."""
+
+  def load(x):
+    rows, *qkv = np.split(x, [len(x) - k * width for k in (3, 2, 1)])
+    return mlp.load(rows) + tuple(heads.load(part)[0] for part in qkv)
+
+  def save(parameters):
+    first, *qkv = parameters
+    return np.concatenate([mlp.save([first]), *(heads.save([x]) for x in qkv)])
+
+  return Transform(load, save)
 
 
-def per_layer(heads: int) -> Transform:
-  """[2, L, D / 2], also [2, L, M, Dh / 2], -> [2, M, Dh / 2] for each of the L layers."""
+def split_layers(heads: int) -> Transform:
+  """[2, L, D / 2] or [2, L, M, Dh / 2] -> L parameters of [2, M, Dh / 2]."""
   return Transform(
     lambda x: tuple(y.reshape(2, heads, -1) for y in np.moveaxis(x, 1, 0)),
     lambda xs: np.stack(xs, axis=1),
@@ -105,6 +108,6 @@ def per_layer(heads: int) -> Transform:
 
 
 def offsets(window: tuple[int, int]) -> Transform:
-  """[rows, M], a row per offset in a window of h x w, -> [2 h - 1, 2 w - 1, M]."""
+  """[rows, M] -> [2 h - 1, 2 w - 1, M]: one row per offset in an h x w window."""
   shape = tuple(2 * n - 1 for n in window)
   return _one(lambda x: x.reshape(*shape, -1), lambda x: x.reshape(-1, x.shape[-1]))

@@ -90,7 +90,7 @@ def resize(
   )
 
 
-# In a run that starts from weights, their resize and crop: see `weights.pipelines.filled`.
+# In a run that starts from weights, their resize and crop: see `weights.pipelines.fill`.
 op('resize_as_weights', maps=('image', 'segments'), keeps_positions=True)(resize)
 
 

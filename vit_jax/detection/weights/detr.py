@@ -38,10 +38,10 @@ def _stack(theirs: str, heads: int, attentions, norms, mlp) -> Table:
 
 
 def _attention(theirs: str, ours: str, heads: int) -> Table:
-  out = layers.out_of_heads(f'{theirs}.out_proj', f'{ours}/out', heads)
+  out = layers.merge_heads(f'{theirs}.out_proj', f'{ours}/out', heads)
   if theirs.startswith('transformer.'):  # the authors', with one projection for three
-    return table(out, layers.fused(f'{theirs}.in_proj', ours, heads, dot='_'))
-  into = lambda x: layers.into_heads(f'{theirs}.{x[0]}_proj', f'{ours}/{x}', heads)
+    return table(out, layers.fuse_heads(f'{theirs}.in_proj', ours, heads, dot='_'))
+  into = lambda x: layers.split_heads(f'{theirs}.{x[0]}_proj', f'{ours}/{x}', heads)
   return table(out, map(into, layers.QKV))
 
 

@@ -136,7 +136,7 @@ def _sfp_config(fields, image_size, class_names) -> dict:
     'num_hidden_layers': inside['depth'],
     'num_attention_heads': inside['num_heads'],
     'mlp_ratio': inside['mlp_dim'] / inside['width'],
-    'image_size': configs.one(image_size),
+    'image_size': configs.int_or_pair(image_size),
     'pretrain_image_size': inside['pretrained_size'][0],
     'patch_size': inside['patch_size'][0],
     'window_size': inside['window'],

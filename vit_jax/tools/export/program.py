@@ -95,7 +95,7 @@ def describe(
   H, W, C = program.shape(BATCH)[1:]
   ops = registry.parse(_filling(loaded.pp, (H, W)))
   plain = {op.name for op in ops} <= {*_GEOMETRY, 'value_range'}
-  levels = pipelines.normalisation(loaded.pp) if plain else None
+  levels = pipelines.read_levels(loaded.pp) if plain else None
   mean, std = (x[:C] for x in levels) if levels else (None, None)
   return {
     'made_by': f'vit_jax {__version__}',

@@ -1,4 +1,4 @@
-"""ResNets with GroupNorm: the published BiT, pre-activation, and big_vision's own."""
+"""ResNets with GroupNorm: BiT, which is pre-activation, and big_vision's ResNet."""
 
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
@@ -9,7 +9,7 @@ from vit_jax.weights.rename import Rule, table
 _UNIT, _STAGE = 'block{s+1}/unit{u+01}', 'stages.{s}.blocks.{u}'
 _CONV, _PARTS = 'standardized_conv2d', ((1, 'a'), (2, 'b'), (3, 'c'))
 
-# TensorFlow's file numbers some convolutions.
+# The published TensorFlow files number some of the convolutions.
 TF = table(
   Rule(f'resnet/{{rest}}/{_CONV}/kernel', f'{{rest}}/{_CONV}/kernel'),
   Rule(
@@ -34,7 +34,7 @@ TIMM = table(
 
 
 def _infer(root: str, head: str):
-  """Returns the function that infers a model's fields, given the names of two kernels."""
+  """Makes `infer`, given the names of the first kernel and of the head's."""
   return lambda flat: dict(
     blocks=resnet_blocks(flat),
     width=columns(flat, root),
@@ -44,7 +44,7 @@ def _infer(root: str, head: str):
 
 infer = _infer(f'root_block/{_CONV}/kernel', 'head/conv2d/kernel')
 
-# timm's BiTs are functions, one per shape.
+# (blocks, width) -> timm's name. timm has a function per shape.
 _TIMM_NAMES = {
   ((3, 4, 6, 3), 64): 'resnetv2_50x1_bit',
   ((3, 4, 6, 3), 192): 'resnetv2_50x3_bit',
@@ -60,7 +60,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   blocks, width = tuple(fields['blocks']), fields['width']
   if (architecture := _TIMM_NAMES.get((blocks, width))) is None:
     names = list(_TIMM_NAMES.values())
-    raise ValueError(f'timm has no BiT of {blocks=}, {width=}, it has {names}')
+    raise ValueError(f'timm has no BiT with {blocks=}, {width=}: it has {names}')
   return configs.timm_config(architecture, 'avg', {}, fields, image_size, class_names)
 
 

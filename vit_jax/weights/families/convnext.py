@@ -52,14 +52,21 @@ HF_V2 = tuple(
 )
 
 
-# Arguments of timm's ConvNeXt that have one value here.
-_ONLY = dict(global_pool='avg', output_stride=32, norm_eps=1e-6, kernel_sizes=7)
-_ONLY |= dict(stem_type='patch', conv_bias=True)
-_ONLY |= dict(norm_layer='layernorm', head_norm_first=False)
+# Arguments of timm's ConvNeXt for which one value is supported.
+_ONLY = {
+  'global_pool': 'avg',
+  'output_stride': 32,
+  'norm_eps': 1e-6,
+  'kernel_sizes': 7,
+  'stem_type': 'patch',
+  'conv_bias': True,
+  'norm_layer': 'layernorm',
+  'head_norm_first': False,
+}
 
 
 def infer(flat: dict) -> dict:
-  """Returns the fields that arrays tell: depths, widths and whether it is V2."""
+  """Infers depths and widths from the parameters; V2 has no layer scale."""
   depths = layers.depths(flat, 'norm/scale')
   numbers = range(1, len(depths) + 1)
   return dict(
@@ -71,7 +78,7 @@ def infer(flat: dict) -> dict:
 
 
 def _timm_fields(args: dict, name: str) -> dict:
-  for key in ('conv_mlp', 'use_grn'):  # the shapes of arrays and their names tell
+  for key in ('conv_mlp', 'use_grn'):  # the names and shapes of the arrays decide
     args.pop(key, None)
   return configs.timm_act(args, name)
 
@@ -96,7 +103,8 @@ def _hf_config(fields, image_size, class_names) -> dict:
   }
   name = 'ConvNextV2' if fields['layer_scale'] is None else 'ConvNext'
   if name == 'ConvNext':
-    args['layer_scale_init_value'] = 1e-6  # with 0 it would have no gamma
+    # With 0 transformers would build a model without gamma.
+    args['layer_scale_init_value'] = 1e-6
   return configs.hf_config(name, name.lower(), args, fields, image_size, class_names)
 
 

@@ -14,7 +14,9 @@ GOOGLE = tuple(
   Rule(name, name)
   for name in (
     'stem/{rest}',
-    *(f'{_BLOCK}/{{rest}}', 'pre_head_layer_norm/{rest}', 'head/{rest}'),
+    f'{_BLOCK}/{{rest}}',
+    'pre_head_layer_norm/{rest}',
+    'head/{rest}',
   )
 )
 
@@ -23,8 +25,8 @@ TIMM = table(
   layers.norm('blocks.{i}.norm1', f'{_BLOCK}/LayerNorm_0'),
   layers.norm('blocks.{i}.norm2', f'{_BLOCK}/LayerNorm_1'),
   [
-    layers.dense(f'blocks.{{i}}.mlp_{mixed}.fc{k + 1}', f'{_BLOCK}/{mlp}/Dense_{k}')
-    for mixed, mlp in (('tokens', 'token_mixing'), ('channels', 'channel_mixing'))
+    layers.dense(f'blocks.{{i}}.mlp_{theirs}.fc{k + 1}', f'{_BLOCK}/{ours}/Dense_{k}')
+    for theirs, ours in (('tokens', 'token_mixing'), ('channels', 'channel_mixing'))
     for k in range(2)
   ],
   layers.norm('norm', 'pre_head_layer_norm'),
@@ -33,21 +35,23 @@ TIMM = table(
 
 
 def infer(flat: dict) -> dict:
-  """Returns the fields that shapes tell: patch size, width and MLPs."""
+  """Infers patch size, width, depth and the sizes of the MLPs from the parameters."""
   *patch_size, _, width = flat['stem/kernel'].shape
-  mlp_dim = lambda part: flat[f'MixerBlock_0/{part}_mixing/Dense_0/kernel'].shape[1]
   return dict(
     patch_size=tuple(patch_size),
     width=width,
     depth=len({n.split('/')[0] for n in flat if n.startswith('MixerBlock_')}),
-    tokens_mlp_dim=mlp_dim('token'),
-    channels_mlp_dim=mlp_dim('channel'),
+    tokens_mlp_dim=columns(flat, 'MixerBlock_0/token_mixing/Dense_0/kernel'),
+    channels_mlp_dim=columns(flat, 'MixerBlock_0/channel_mixing/Dense_0/kernel'),
     num_classes=columns(flat, 'head/kernel'),
   )
 
 
 def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
-  """Returns (h, w) of the patches: a Mixer takes one number of them only."""
+  """Returns the grid (h, w) of patches, because a Mixer takes one number of them only.
+
+  Returns None if that number is not a square.
+  """
   tokens = flat['MixerBlock_0/token_mixing/Dense_0/kernel'].shape[0]
   side = math.isqrt(tokens)
   return (side, side) if side * side == tokens else None
@@ -68,9 +72,10 @@ def _timm_config(fields, image_size, class_names) -> dict:
   size = _TIMM_SHAPES.get((fields['width'], fields['depth']))
   architecture = f'mixer_{size}{args["patch_size"]}_224'
   if architecture in _TIMM_NAMES and args['mlp_ratio'] == [0.5, 4.0]:
-    # These functions fix the shape, and fail where it is given again.
+    # timm's function fixes the shape, and fails if an argument repeats it.
     args = {'img_size': args['img_size']}
-  else:  # only timm.models.MlpMixer(**model_args) builds it
+  else:
+    # No function of timm builds this shape: use timm.models.MlpMixer(**model_args).
     architecture = 'mixer_s16_224'
   return configs.timm_config(architecture, 'avg', args, fields, image_size, class_names)
 

@@ -10,13 +10,13 @@ from vit_jax.weights.rename import Rule, Table, table
 
 
 def block(theirs: str, ours: str, heads: int, shortcut: str) -> Table:
-  """Returns the rules of a block; `shortcut` is the name of its projection."""
+  """Makes the rules of a block; `shortcut` names the projection of its shortcut."""
   attn, attention = f'{theirs}.attn', f'{ours}/attention'
   return table(
     layers.norm(f'{theirs}.norm1', f'{ours}/norm1'),
     layers.norm(f'{theirs}.norm2', f'{ours}/norm2'),
-    layers.fused(f'{attn}.qkv', attention, heads),
-    layers.out_of_heads(f'{attn}.proj', f'{attention}/out', heads),
+    layers.fuse_heads(f'{attn}.qkv', attention, heads),
+    layers.merge_heads(f'{attn}.proj', f'{attention}/out', heads),
     layers.dense(f'{theirs}.mlp.fc1', f'{ours}/mlp/Dense_0'),
     layers.dense(f'{theirs}.mlp.fc2', f'{ours}/mlp/Dense_1'),
     layers.dense(f'{theirs}.{shortcut}', f'{ours}/shortcut'),
@@ -27,8 +27,8 @@ def block(theirs: str, ours: str, heads: int, shortcut: str) -> Table:
   )
 
 
-def around(head: str) -> Table:
-  """Returns the rules of all but the blocks."""
+def outer_rules(head: str) -> Table:
+  """Makes the rules of everything but the blocks; `head` is their name of the head."""
   return table(
     Rule('cls_token', 'cls'),
     layers.conv('patch_embed.proj', 'stem/conv'),
@@ -38,26 +38,34 @@ def around(head: str) -> Table:
 
 
 def timm(heads: list[int], shortcut: str) -> Table:
-  """timm's MultiScaleVit, given the heads of each stage."""
-  names = lambda s: (f'stages.{s}.blocks.{{i}}', f'stage{s + 1}_block_{{i}}')
-  stages = (block(*names(s), n, shortcut) for s, n in enumerate(heads))
-  return table(around('head.fc'), *stages)
+  """Makes the rules of timm's MultiScaleVit, given the heads of each stage."""
+  stages = [
+    block(f'stages.{s}.blocks.{{i}}', f'stage{s + 1}_block_{{i}}', n, shortcut)
+    for s, n in enumerate(heads)
+  ]
+  return table(outer_rules('head.fc'), stages)
 
 
 def authors(heads: list[int]) -> Table:
-  """The authors' MViT (facebookresearch/mvit), given the heads of each block.
+  """Makes the rules of the authors' code (facebookresearch/mvit), given heads per block.
 
-  Blocks are numbered through; a stage has more heads than the one before.
+  The authors number all blocks in one row. A new stage begins where the heads grow.
   """
   stages, blocks = list(dict.fromkeys(heads)), []
   for n, number in enumerate(heads):
     ours = f'stage{stages.index(number) + 1}_block_{n - heads.index(number)}'
     blocks.append(block(f'blocks.{n}', ours, number, 'proj'))
-  return table(around('head.projection'), *blocks)
+  return table(outer_rules('head.projection'), *blocks)
 
 
-def heads_of(arrays, attention: str) -> list[int]:
-  """Returns the numbers of heads: all channels over those of one, which tables have."""
+def count_heads(arrays, attention: str) -> list[int]:
+  """Counts heads in a file: all channels, divided by the channels of one head.
+
+  A table of relative positions has the channels of one head.
+
+  Args:
+    attention: template of the attention's name, with a place for its number.
+  """
   heads = []
   while (key := attention.format(len(heads))) + '.rel_pos_h' in arrays:
     channels = arrays[f'{key}.rel_pos_h'].shape[1]
@@ -68,38 +76,40 @@ def heads_of(arrays, attention: str) -> list[int]:
 def _timm_rules(arrays, facts) -> Table:
   names = (f'shortcut_proj_{part}' for part in ('mlp', 'attn'))
   shortcut = next((n for n in names if any(f'.{n}.' in x for x in arrays)), 'none')
-  return timm(heads_of(arrays, 'stages.{}.blocks.0.attn'), shortcut)
+  return timm(count_heads(arrays, 'stages.{}.blocks.0.attn'), shortcut)
 
 
-def _write_timm(flat, fields) -> Table:
+def _timm_write_rules(flat, fields) -> Table:
   shortcut = {'attention': 'shortcut_proj_attn', 'mlp': 'shortcut_proj_mlp'}
-  return timm(doubling(fields), shortcut[fields['expand']])
+  return timm(heads_of_stages(fields), shortcut[fields['expand']])
 
 
 def heads_of_blocks(fields: dict) -> list[int]:
   """Returns the number of heads of each block."""
-  pairs = zip(doubling(fields), fields['depths'], strict=True)
+  pairs = zip(heads_of_stages(fields), fields['depths'], strict=True)
   return [n for n, depth in pairs for _ in range(depth)]
 
 
-def _write_authors(flat, fields) -> Table:
+def _authors_write_rules(flat, fields) -> Table:
   return authors(heads_of_blocks(fields))
 
 
-def doubling(fields: dict) -> list[int]:
+def heads_of_stages(fields: dict) -> list[int]:
   """Returns the number of heads of each stage."""
   return [fields['num_heads'] << s for s in range(len(fields['depths']))]
 
 
 def infer(flat: dict) -> dict:
-  """Returns the model's fields that its parameters determine."""
+  """Infers the model's fields from its parameters."""
   width, stages = columns(flat, 'stem/conv/kernel'), layers.depths(flat, 'norm1/scale')
   numbers = range(len(stages))
   kernels = [flat[f'stage{s + 1}_block_0/attention/query/kernel'] for s in numbers]
   heads = [x.shape[1] for x in kernels]
   widths = [x.shape[1] * x.shape[2] for x in kernels]
   if (heads, widths) != tuple([x << s for s in numbers] for x in (heads[0], width)):
-    raise ValueError(f'its stages do not double heads {heads} and widths {widths}')
+    raise ValueError(
+      f'heads {heads} and widths {widths} do not double from stage to stage'
+    )
   from_stage_1 = any(re.fullmatch('stage1_.*/shortcut/kernel', n) for n in flat)
   return dict(
     width=width,
@@ -113,7 +123,7 @@ def infer(flat: dict) -> dict:
 
 
 def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
-  """Returns (h, w) of the last map, by the tables of the first."""
+  """Derives the last map's (h, w) from the tables of the first block."""
   tables = 'stage1_block_0/attention/relative_positions/'
   sides = ((len(flat[tables + name]) + 1) // 2 for name in ('rows', 'columns'))
   return tuple(side >> len(fields['depths']) - 1 for side in sides)
@@ -121,14 +131,25 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 
 # -- timm's config ----------------------------------------------------------------------
 
-# Fields of MultiScaleVitCfg that have one value in every MViTv2; others are not read.
+# Fields of timm's MultiScaleVitCfg for which one value is supported, that of all MViTv2.
 _FIXED = {
-  **dict(pool_first=False, qkv_bias=True, use_abs_pos=False, residual_pooling=True),
-  **dict(mode='conv', kernel_qkv=[3, 3], stride_kv=None, pool_type='max'),
-  **dict(patch_kernel=[7, 7], patch_stride=[4, 4], patch_padding=[3, 3]),
-  **dict(rel_pos_type='spatial', act_layer='gelu', norm_eps=1e-6),
+  'pool_first': False,
+  'qkv_bias': True,
+  'use_abs_pos': False,
+  'residual_pooling': True,
+  'mode': 'conv',
+  'kernel_qkv': [3, 3],
+  'stride_kv': None,
+  'pool_type': 'max',
+  'patch_kernel': [7, 7],
+  'patch_stride': [4, 4],
+  'patch_padding': [3, 3],
+  'rel_pos_type': 'spatial',
+  'act_layer': 'gelu',
+  'norm_eps': 1e-6,
   'norm_layer': 'layernorm',
 }
+# Values of these fields -> timm's name of the model.
 _SHAPE = ('width', 'num_heads', 'depths', 'expand', 'classifier')
 _NAMES = {
   (96, 1, (1, 2, 5, 2), 'attention', 'gap'): 'mvitv2_tiny',
@@ -156,14 +177,17 @@ def _timm_fields(args: dict, name: str) -> dict:
 
 
 def _check(fields: dict, image_size: tuple[int, int], format: str, residual: bool):
-  """Raises ValueError for what timm, or the authors' code, would compute otherwise."""
+  """Raises ValueError for a model that the format's code would compute differently.
+
+  `residual` says whether that code adds the class token to its pooled queries.
+  """
   configs.need(fields, format, map_norms=(False,), window=(None,))
   if fields['classifier'] == 'token':
     configs.need(fields, format, class_residual=(residual,))
   pixels = 4 << len(fields['depths']) - 1
   if image_size[0] != image_size[1] or image_size[0] % pixels:
     size = 'x'.join(map(str, image_size))
-    raise ValueError(f'{format} has MViTs for squares of n {pixels} px, not {size}')
+    raise ValueError(f'{format} takes squares of a multiple of {pixels} px, not {size}')
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
@@ -172,7 +196,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   args = {'img_size': list(image_size)}
   name = _NAMES.get(tuple(fields[key] for key in _SHAPE))
   if name is None or fields['kv_stride'] != 4 or fields['mlp_ratio'] != 4:
-    # create_model takes no such arguments; they are those of MultiScaleVitCfg.
+    # These are fields of MultiScaleVitCfg; timm's create_model does not take them.
     name = 'mvitv2_base_cls' if has_class else 'mvitv2_tiny'
     args |= {
       'depths': list(fields['depths']),
@@ -202,13 +226,13 @@ FORMATS = (
     marker=r'stages\.0\.blocks\.0\.attn\.pool_q\.weight',
     rules=_timm_rules,
     facts=configs.timm(_timm_fields, **_FIXED),
-    writer=_writer(config=_timm_config, rules=_write_timm),
+    writer=_writer(config=_timm_config, rules=_timm_write_rules),
   ),
   _format(
     name='authors',
     marker=r'blocks\.0\.attn\.pool_q\.weight',
-    rules=lambda arrays, facts: authors(heads_of(arrays, 'blocks.{}.attn')),
+    rules=lambda arrays, facts: authors(count_heads(arrays, 'blocks.{}.attn')),
     facts=configs.google(),
-    writer=_writer(config=_authors_config, rules=_write_authors),
+    writer=_writer(config=_authors_config, rules=_authors_write_rules),
   ),
 )

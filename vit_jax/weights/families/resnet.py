@@ -1,4 +1,4 @@
-"""ResNet with BatchNorm, in the formats of timm (and torchvision) and of transformers."""
+"""ResNet with BatchNorm, in the formats of timm, torchvision and transformers."""
 
 import functools
 import re
@@ -12,11 +12,15 @@ from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Table, below, table, with_bare
 
 _BLOCK, _TIMM = 'stage{s+1}_block_{i}', 'layer{s+1}.{i}'
-_PARTS = {'bottleneck': (1, 2, 3), 'basic': (1, 3)}  # numbers of convolutions, ours
+# Our numbers of the convolutions in a block.
+_PARTS = {'bottleneck': (1, 2, 3), 'basic': (1, 3)}
 
 
 def timm(block: str, deep_stem: bool, avg_down: bool) -> Table:
-  """timm's ResNet and, with neither a deep stem nor `avg_down`, torchvision's."""
+  """Makes the rules of timm's ResNet.
+
+  torchvision's is the one without a deep stem and without `avg_down`.
+  """
   stem, parts = ('conv1.6' if deep_stem else 'conv1'), _PARTS[block]
   return table(
     layers.conv('conv1.0', 'stem/conv1'),
@@ -42,17 +46,17 @@ TIMM = timm('bottleneck', deep_stem=False, avg_down=False)
 
 
 def _timm_rules(arrays, facts) -> Table:
-  """Returns the table of a file, by its arrays."""
   has = lambda regex: any(re.fullmatch(regex, name) for name in arrays)
   block = 'bottleneck' if has(r'layer1\.0\.conv3\.weight') else 'basic'
   return timm(block, has(r'conv1\.0\.weight'), has(_AVERAGES))
 
 
-# Behind an average, which has no parameters, the convolution is the second layer.
+# Shows that a shortcut averages first (`avg_down`): an average has no parameters, so the
+# convolution is layer 1 and its norm layer 2.
 _AVERAGES = r'layer\d+\.0\.downsample\.2\.weight'
 
 
-def _timm_written(flat, fields) -> Table:
+def _timm_write_rules(flat, fields) -> Table:
   return timm(fields['block'], fields['deep_stem'] is not None, fields['avg_down'])
 
 
@@ -60,7 +64,7 @@ _STEM, _LAYER = 'embedder.embedder', 'encoder.stages.{s}.layers.{i}'
 
 
 def hf_bare(block: str) -> Table:
-  """transformers' bare model, which is also the backbone of its DETR."""
+  """Makes the rules of transformers' model without a head, also the backbone of DETR."""
   parts = [(f'layer.{k}', part) for k, part in enumerate(_PARTS[block])]
   parts.append(('shortcut', '_proj'))
   return table(
@@ -92,7 +96,7 @@ def _hf_rules(arrays, facts) -> Table:
 
 
 def infer(flat: dict) -> dict:
-  """Returns the model's fields that its parameters determine; no array shows dilation."""
+  """Infers the model's fields from its parameters, which do not show dilation."""
   depths = layers.depths(flat, 'conv3/kernel')
   numbers = range(1, len(depths) + 1)
   widths = tuple(flat[f'stage{s}_block_0/conv3/kernel'].shape[3] for s in numbers)
@@ -112,8 +116,10 @@ def infer(flat: dict) -> dict:
   )
 
 
-def _counts(rules: Callable[[dict, dict], Table]) -> Callable[[dict, dict], dict]:
-  """Returns the writer of PyTorch's counts of batches, which stand beside statistics."""
+def _count_batches(
+  rules: Callable[[dict, dict], Table],
+) -> Callable[[dict, dict], dict]:
+  """Makes the writer of `num_batches_tracked`, which PyTorch expects in a batch norm."""
 
   def buffers(flat, fields):
     means = {n: x for n, x in flat.items() if n.endswith('/mean')}
@@ -125,7 +131,8 @@ def _counts(rules: Callable[[dict, dict], Table]) -> Callable[[dict, dict], dict
 
 
 def _timm_fields(args: dict, name: str) -> dict:
-  for key in ('stem_type', 'avg_down', 'base_width'):  # names and shapes of arrays tell
+  # The names and shapes of the arrays decide these.
+  for key in ('stem_type', 'avg_down', 'base_width'):
     args.pop(key, None)
   return {k: args.pop(k) for k in ('output_stride',) if k in args}
 
@@ -161,7 +168,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
-# The values that keys of transformers' config must have.
+# Keys of transformers' config for which one value is supported.
 _HF = {'hidden_act': 'relu', 'downsample_in_first_stage': False}
 _HF |= {'downsample_in_bottleneck': False}
 
@@ -198,7 +205,9 @@ FORMATS = (
     facts=configs.timm(_timm_fields, global_pool='avg', act_layer='relu'),
     tells=lambda arrays: {'avg_down': any(re.fullmatch(_AVERAGES, n) for n in arrays)},
     writer=_writer(
-      config=_timm_config, rules=_timm_written, buffers=_counts(_timm_written)
+      config=_timm_config,
+      rules=_timm_write_rules,
+      buffers=_count_batches(_timm_write_rules),
     ),
   ),
   _format(
@@ -206,6 +215,8 @@ FORMATS = (
     marker=r'(resnet\.)?encoder\.stages\.0\.layers\.0\.layer\.1\.convolution\.weight',
     rules=_hf_rules,
     facts=_hf_facts,
-    writer=_writer(config=_hf_config, rules=_hf_written, buffers=_counts(_hf_written)),
+    writer=_writer(
+      config=_hf_config, rules=_hf_written, buffers=_count_batches(_hf_written)
+    ),
   ),
 )

@@ -1,4 +1,4 @@
-"""Swin, both versions, in the formats of timm and of transformers."""
+"""Swin V1 and V2, in the formats of timm and transformers."""
 
 import functools
 import math
@@ -19,44 +19,57 @@ _FACTOR = '/relative_positions/logit_scale'
 
 
 class Stage(NamedTuple):
-  """Facts of a stage that the shapes of a file do not show by themselves."""
+  """Facts about a stage that the rename rules need."""
 
   heads: int
-  window: tuple[int, int] | None  # (h, w) of the tables of positions; V2 has none
+  # (h, w) of the window that a table of positions belongs to. None in V2: no tables.
+  window: tuple[int, int] | None
 
 
 # -- rename tables --------------------------------------------------------------------
 
 
 class Names(NamedTuple):
-  """Names of an implementation; {s} is a stage, {i} a block, whose parts follow it."""
+  """The names that one library gives to modules; {s} is a stage, {i} a block."""
 
   embedding: str
   norm: str
   downsample: str
-  last: str
+  last_norm: str
   block: str
+  # The rest are modules of a block.
   norms: tuple[str, str]
   out: str
   mlp: tuple[str, str]
-  table: str  # the table of positions (V1)
-  position_mlp: str  # the MLP of V2, which has no table
+  table: str  # the table of relative positions, V1 only
+  position_mlp: str  # the MLP that computes relative positions, V2 only
 
 
 _TIMM = Names(
-  *('patch_embed.proj', 'patch_embed.norm', 'layers.{s}.downsample', 'norm'),
-  *('layers.{s}.blocks.{i}', ('norm1', 'norm2'), 'attn.proj', ('mlp.fc1', 'mlp.fc2')),
-  *('attn.relative_position_bias_table', 'attn.cpb_mlp'),
+  embedding='patch_embed.proj',
+  norm='patch_embed.norm',
+  downsample='layers.{s}.downsample',
+  last_norm='norm',
+  block='layers.{s}.blocks.{i}',
+  norms=('norm1', 'norm2'),
+  out='attn.proj',
+  mlp=('mlp.fc1', 'mlp.fc2'),
+  table='attn.relative_position_bias_table',
+  position_mlp='attn.cpb_mlp',
 )
 _HF = Names(
-  *('embeddings.patch_embeddings.projection', 'embeddings.norm'),
-  *('encoder.layers.{s}.downsample', 'layernorm', 'encoder.layers.{s}.blocks.{i}'),
-  *(('layernorm_before', 'layernorm_after'), 'attention.output.dense'),
-  ('intermediate.dense', 'output.dense'),
-  'attention.self.relative_position_bias_table',
-  'attention.self.continuous_position_bias_mlp',
+  embedding='embeddings.patch_embeddings.projection',
+  norm='embeddings.norm',
+  downsample='encoder.layers.{s}.downsample',
+  last_norm='layernorm',
+  block='encoder.layers.{s}.blocks.{i}',
+  norms=('layernorm_before', 'layernorm_after'),
+  out='attention.output.dense',
+  mlp=('intermediate.dense', 'output.dense'),
+  table='attention.self.relative_position_bias_table',
+  position_mlp='attention.self.continuous_position_bias_mlp',
 )
-# Names of transformers 5, besides those that it shares with other models.
+# Names that transformers 5 changed in Swin, besides `layers.TRANSFORMERS_5`.
 _NEWER = (
   (r'self\.(relative_position_bias)_table', r'\1.\1_table'),
   (r'attention\.self\.', 'attention.'),
@@ -66,10 +79,13 @@ _NEWER = (
 def _rules(
   names: Names, stages: list[Stage], into: str, projections: Callable
 ) -> Table:
-  """Returns the rules of all but the head.
+  """Makes the rules of everything but the head.
 
-  A downsample leads `into` stage '{s+1}' or '{s+2}'; queries, keys and values have the
-  rules `projections(their block, our block, stage)`.
+  Args:
+    names: the library's names.
+    stages: the stages of the model.
+    into: our number of the stage that a downsample leads to, '{s+1}' or '{s+2}'.
+    projections: (their block, our block, stage) -> rules of queries, keys and values.
   """
   down = f'stage{into}_downsample'
   rules = [
@@ -77,15 +93,13 @@ def _rules(
     layers.norm(names.norm, 'stem/norm'),
     layers.norm(f'{names.downsample}.norm', f'{down}/norm'),
     layers.dense(f'{names.downsample}.reduction', f'{down}/reduction'),
-    layers.norm(names.last, 'norm'),
+    layers.norm(names.last_norm, 'norm'),
   ]
   for s, stage in enumerate(stages):
     theirs, ours = names.block.replace('{s}', str(s)), f'stage{s + 1}_block_{{i}}'
     rules += [
       projections(theirs, ours, stage),
-      layers.out_of_heads(
-        f'{theirs}.{names.out}', f'{ours}/attention/out', stage.heads
-      ),
+      layers.merge_heads(f'{theirs}.{names.out}', f'{ours}/attention/out', stage.heads),
     ]
     for k in range(2):
       rules.append(layers.norm(f'{theirs}.{names.norms[k]}', f'{ours}/norm{k + 1}'))
@@ -104,16 +118,18 @@ def _rules(
 
 
 def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
-  """timm's SwinTransformer and SwinTransformerV2.
+  """Makes the rules of timm's SwinTransformer and SwinTransformerV2.
 
-  With `merge_at_end` a merging has the number of the stage that it follows, as in the
-  authors' files, which timm reads, and not of the one that it leads to.
+  Args:
+    stages: the stages of the model.
+    merge_at_end: whether patch merging has the number of the stage before it, as in the
+      authors' files, which timm reads too. Otherwise it has that of the stage after it.
   """
 
   def projections(theirs, ours, stage):
     attn, heads = f'{theirs}.attn', stage.heads
-    kernels, biases = layers.fused(f'{attn}.qkv', f'{ours}/attention', heads)
-    if stage.window is None:  # keys have no bias
+    kernels, biases = layers.fuse_heads(f'{attn}.qkv', f'{ours}/attention', heads)
+    if stage.window is None:  # in V2 keys have no bias
       biases = [
         Rule(f'{attn}.{x[0]}_bias', f'{ours}/attention/{x}/bias', t.heads_bias(heads))
         for x in ('query', 'value')
@@ -127,13 +143,16 @@ def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
 
 
 def hf(stages: list[Stage], prefix: str) -> Table:
-  """transformers' SwinForImageClassification and Swinv2ForImageClassification."""
-  projections = lambda theirs, ours, stage: table(
-    layers.into_heads(
-      f'{theirs}.attention.self.{x}', f'{ours}/attention/{x}', stage.heads
+  """Makes the rules of transformers' Swin(v2)ForImageClassification."""
+
+  def projections(theirs, ours, stage):
+    return table(
+      layers.split_heads(
+        f'{theirs}.attention.self.{x}', f'{ours}/attention/{x}', stage.heads
+      )
+      for x in layers.QKV
     )
-    for x in layers.QKV
-  )
+
   body = below(_rules(_HF, stages, '{s+2}', projections), prefix)
   newer = respelled(
     [rule for rule in body if '.blocks.' in rule.theirs],
@@ -146,13 +165,16 @@ def hf(stages: list[Stage], prefix: str) -> Table:
 # -- a file's stages ------------------------------------------------------------------
 
 
-def stages_of(
+def find_stages(
   arrays: dict[str, np.ndarray], table: str, factor: str, window: Callable
 ) -> list[Stage]:
-  """Returns the stages of a file, by its first blocks.
+  """Finds the stages of a file by the first block of each.
 
-  The regexes of their tables (V1) and factors of cosines (V2) have the number of the stage
-  as their group; `window(stage, rows of its table)` is (h, w).
+  Args:
+    arrays: the arrays of the file.
+    table: regex of the tables of relative positions (V1); its group is the stage.
+    factor: regex of the scales of the cosines (V2); its group is the stage.
+    window: (stage, rows of its table) -> (h, w) of the window.
   """
   stages = {}
   for name, x in arrays.items():
@@ -164,16 +186,16 @@ def stages_of(
   return [stages[s] for s in sorted(stages)]
 
 
-def square(s: int, rows: int) -> tuple[int, int]:
-  """Returns the window whose table has so many rows."""
+def square_window(s: int, rows: int) -> tuple[int, int]:
+  """Returns the square window whose table has the given number of rows."""
   side = (math.isqrt(rows) + 1) // 2
   if (2 * side - 1) ** 2 != rows:
-    raise ValueError(f'the {rows} rows of stage {s + 1} are of no square window')
+    raise ValueError(f'the {rows} rows of stage {s + 1} fit no square window')
   return side, side
 
 
-def our_stages(flat: dict) -> list[Stage]:
-  """Returns the stages of parameters under our names."""
+def infer_stages(flat: dict) -> list[Stage]:
+  """Infers the stages from parameters under our names."""
   stages = []
   while (key := f'stage{len(stages) + 1}_block_0') + '/norm1/scale' in flat:
     offsets = flat.get(key + _TABLE)
@@ -186,8 +208,8 @@ def our_stages(flat: dict) -> list[Stage]:
 
 
 def infer(flat: dict) -> dict:
-  """Returns the fields that parameters determine; windows of V2 are not among them."""
-  stages = our_stages(flat)
+  """Infers the model's fields from its parameters, which do not show V2's windows."""
+  stages = infer_stages(flat)
   width = flat['stem/norm/scale'].size
   second = f'stage1_block_0{_FACTOR}' in flat
   return dict(
@@ -203,26 +225,26 @@ def infer(flat: dict) -> dict:
 
 
 def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
-  """Returns (h, w) of the last map: one window, in published models of V1."""
-  return our_stages(flat)[-1].window
+  """Returns (h, w) of the last map, which is one window in published models of V1."""
+  return infer_stages(flat)[-1].window
 
 
 # -- configs ---------------------------------------------------------------------------
 
 
-# Fields that neither timm nor transformers has.
+# Fields that neither timm nor transformers can express, at the one value they compute.
 _PLAIN = dict(shift=(0.5,), map_norms=(False,))
 
 
-def check_plain(fields: dict, format: str, one_window: bool) -> None:
-  """Raises ValueError for patches and windows that a format lacks."""
+def check_single(fields: dict, format: str, one_window: bool) -> None:
+  """Raises ValueError unless patches, and windows if `one_window`, have one size."""
   for key in ('patch_size', *(['windows'] if one_window else ())):
     if len(set(fields[key])) > 1:
       raise ValueError(f'{format} has one number, not {key}={tuple(fields[key])}')
 
 
-def arguments(fields: dict) -> dict:
-  """Returns the arguments that timm and transformers call alike."""
+def shared_arguments(fields: dict) -> dict:
+  """Returns the arguments that have the same name in timm and transformers."""
   args = {
     'patch_size': fields['patch_size'][0],
     'embed_dim': fields['width'],
@@ -237,27 +259,30 @@ def arguments(fields: dict) -> dict:
 
 
 def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: str):
-  """Raises ValueError where the format computes other borders, and windows do not tile."""
+  """Raises ValueError if the format treats borders differently, and this changes outputs.
+
+  It changes nothing where windows tile each map.
+  """
   if fields['borders'] in allowed:
     return
   for s, side in enumerate(fields['windows']):
-    H, W = maps = map_of(fields, image_size, s)
+    H, W = maps = map_size(fields, image_size, s)
     tiles = not H % side and not W % side and min(maps) > side
     if not tiles and not H == W <= side:
       raise ValueError(
         f'{format} needs model.borders={allowed[0]!r}, not {fields["borders"]!r}, or maps '
-        f'that windows of {side} tile, not {H}x{W} as of {image_size[0]}x{image_size[1]} px'
+        f'that windows of {side} tile, not {H}x{W} as for {image_size[0]}x{image_size[1]} px'
       )
 
 
-def map_of(fields: dict, image_size: tuple[int, int], s: int) -> tuple[int, int]:
-  """Returns (H, W) of the map of stage s, from 0."""
+def map_size(fields: dict, image_size: tuple[int, int], s: int) -> tuple[int, int]:
+  """Returns (H, W) of the map in stage s, counted from 0."""
   return tuple(
     -(-n // (p << s)) for n, p in zip(image_size, fields['patch_size'], strict=True)
   )
 
 
-# Names of timm, with the windows of two resolutions or of one.
+# timm's names. Some have two windows: that of pre-training, and the one of the file.
 _NAME = r'swin(?:v2)?_.*_window(?:(\d+)to)?(\d+)_\d+'
 
 
@@ -265,21 +290,22 @@ def _timm_rules(arrays, facts) -> Table:
   sides = facts.fields.get('windows', ())
 
   def window(s, rows):
-    if facts.image_size and s < len(sides):  # as timm cuts windows to the map's size
+    # timm clips a window to the size of the map.
+    if facts.image_size and s < len(sides):
       cut = tuple(min(sides[s], -(-n // (4 << s))) for n in facts.image_size)
       if (2 * cut[0] - 1) * (2 * cut[1] - 1) == rows:
         return cut
-    return square(s, rows)
+    return square_window(s, rows)
 
   name = r'layers\.(\d+)\.blocks\.0\.attn\.'
-  stages = stages_of(
+  stages = find_stages(
     arrays, f'{name}relative_position_bias_table', f'{name}logit_scale', window
   )
   return timm(stages, any(n.startswith('layers.0.downsample.') for n in arrays))
 
 
 def _windows(args: dict, name: str) -> dict:
-  """Returns the fields of windows that timm's arguments or a name tell."""
+  """Reads the fields of windows from timm's arguments, or else from the name."""
   stages = len(args.get('depths', range(4)))
   old, side = None, args.pop('window_size', None)
   if match := re.match(_NAME, name):
@@ -288,7 +314,8 @@ def _windows(args: dict, name: str) -> dict:
   pretrained = args.pop('pretrained_window_sizes', None)
   if pretrained is None and old:
     pretrained = [*[int(old)] * (stages - 1), int(old) // 2]
-  if isinstance(side, list) and name.startswith('swinv2'):  # (h, w) of all stages
+  if isinstance(side, list) and name.startswith('swinv2'):
+    # Swin V2 takes (h, w), for all stages.
     side = configs.side(side, 'window_size')
   if side is not None and not isinstance(side, list):
     side = configs.pair(side, 'window_size')[:1] * stages
@@ -297,9 +324,14 @@ def _windows(args: dict, name: str) -> dict:
   return {key: tuple(value[:stages]) for key, value in fields.items() if value}
 
 
-# Arguments of timm's Swin that have one value here.
-_ONLY = dict(global_pool='avg', always_partition=False, qkv_bias=True, act_layer='gelu')
-_ONLY |= dict(norm_layer='layernorm')
+# Arguments of timm's Swin for which one value is supported.
+_ONLY = {
+  'global_pool': 'avg',
+  'always_partition': False,
+  'qkv_bias': True,
+  'act_layer': 'gelu',
+  'norm_layer': 'layernorm',
+}
 
 
 def _timm_fields(args: dict, name: str) -> dict:
@@ -309,24 +341,30 @@ def _timm_fields(args: dict, name: str) -> dict:
 def _timm_config(fields, image_size, class_names) -> dict:
   second, sides = fields['version'] == 2, fields['windows']
   configs.need(fields, 'timm', act=('gelu_erf',), **_PLAIN)
-  check_plain(fields, 'timm', one_window=second)
+  check_single(fields, 'timm', one_window=second)
   check_borders(fields, image_size, ('shift_pad',), 'timm')
   patch = fields['patch_size'][0]
   if any(n % patch for n in image_size):
-    raise ValueError(f'timm pads no images: {image_size} is no multiple of {patch}')
+    raise ValueError(
+      f'timm does not pad images, and {image_size} is no multiple of {patch}'
+    )
   window = sides[0] if len(set(sides)) == 1 else list(sides)
-  args = {'img_size': list(image_size), 'window_size': window, **arguments(fields)}
+  args = {
+    'img_size': list(image_size),
+    'window_size': window,
+    **shared_arguments(fields),
+  }
   name = 'swinv2_tiny_window8_256' if second else 'swin_tiny_patch4_window7_224'
   return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
 def _hf_rules(arrays, facts) -> Table:
   name = r'(?:swin(?:v2)?\.)?encoder\.layers\.(\d+)\.blocks\.0\.attention\.'
-  stages = stages_of(
+  stages = find_stages(
     arrays,
     rf'{name}(?:self|relative_position_bias)\.relative_position_bias_table',
     rf'{name}(?:self\.)?logit_scale',
-    square,
+    square_window,
   )
   first = next((n for n in arrays if 'encoder.layers.' in n), '')
   return hf(stages, first.partition('encoder.')[0])
@@ -335,9 +373,9 @@ def _hf_rules(arrays, facts) -> Table:
 def _hf_facts(config: dict, source: str) -> configs.Facts:
   model_type = config.get('model_type', 'swin')
   if model_type not in ('swin', 'swinv2'):
-    model_type = 'swin'  # for the error
+    model_type = 'swin'  # configs.hf raises an error that names it
   facts = configs.hf(model_type)(config, source)
-  # transformers gives a part of its norms 1e-5 whatever the config says.
+  # Some norms of transformers use 1e-5 whatever the config says.
   configs.require(config, {'layer_norm_eps': 1e-5}, 'a Swin')
   stages = len(config.get('depths', range(4)))
   fields = {'act': facts.fields['act'], 'borders': 'pad_shift'}
@@ -352,19 +390,19 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 
 def _hf_config(fields, image_size, class_names) -> dict:
   configs.need(fields, 'transformers', **_PLAIN)
-  check_plain(fields, 'transformers', one_window=True)
+  check_single(fields, 'transformers', one_window=True)
   second, side = fields['version'] == 2, fields['windows'][0]
   borders = ('pad_shift', 'pad_shift_twice')
   check_borders(fields, image_size, borders, 'transformers')
   for s in range(len(fields['depths'])):
-    H, W = map_of(fields, image_size, s)
+    H, W = map_size(fields, image_size, s)
     if min(H, W) < side and not (second and H == W):
       raise ValueError(
-        f'transformers cuts no windows of {side} to the map of stage {s + 1}, {H}x{W}, of '
-        f'{image_size[0]}x{image_size[1]} px'
+        f'transformers does not clip windows of {side} to the map of stage {s + 1}, '
+        f'{H}x{W}, for {image_size[0]}x{image_size[1]} px'
       )
   args = {
-    **arguments(fields),
+    **shared_arguments(fields),
     'window_size': side,
     'qkv_bias': True,
     'use_absolute_embeddings': False,
@@ -375,15 +413,18 @@ def _hf_config(fields, image_size, class_names) -> dict:
   return configs.hf_config(name, model_type, args, fields, image_size, class_names)
 
 
-def _write_hf(flat, fields) -> Table:
-  stages = our_stages(flat)
+def _hf_write_rules(flat, fields) -> Table:
+  stages = infer_stages(flat)
   return hf(stages, 'swinv2.' if stages[0].window is None else 'swin.')
 
 
-def _indices(flat: dict, fields: dict) -> dict[str, np.ndarray]:
-  """Returns the row of a table that a query and a key have, which hub files of V1 hold."""
+def _index_tables(flat: dict, fields: dict) -> dict[str, np.ndarray]:
+  """Makes `relative_position_index`, which V1 files on the hub contain.
+
+  It gives the row of the table for a query and a key.
+  """
   arrays, depths = {}, layers.depths(flat, 'norm1/scale')
-  for s, (stage, depth) in enumerate(zip(our_stages(flat), depths, strict=True)):
+  for s, (stage, depth) in enumerate(zip(infer_stages(flat), depths, strict=True)):
     if stage.window is None:
       return {}
     h, w = stage.window
@@ -404,7 +445,7 @@ FORMATS = (
     rules=_timm_rules,
     facts=configs.timm(_timm_fields, **_ONLY),
     writer=_writer(
-      config=_timm_config, rules=lambda flat, fields: timm(our_stages(flat))
+      config=_timm_config, rules=lambda flat, fields: timm(infer_stages(flat))
     ),
   ),
   _format(
@@ -413,6 +454,6 @@ FORMATS = (
     r'(relative_position_bias_table|logit_scale)',
     rules=_hf_rules,
     facts=_hf_facts,
-    writer=_writer(config=_hf_config, rules=_write_hf, buffers=_indices),
+    writer=_writer(config=_hf_config, rules=_hf_write_rules, buffers=_index_tables),
   ),
 )

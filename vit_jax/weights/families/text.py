@@ -1,7 +1,7 @@
-"""Text towers of files that also hold an image tower.
+"""Text towers in files that also hold an image tower: CLIP and SigLIP.
 
-CLIP and SigLIP in the formats of transformers, of OpenAI, open_clip and the Perception
-Encoder (which have the same names), and of big_vision.
+There are three formats: transformers, big_vision, and the names that OpenAI, open_clip and
+the Perception Encoder share.
 """
 
 import re
@@ -20,13 +20,14 @@ BLOCK = 'encoderblock_{i}'
 ATTENTION = f'{BLOCK}/MultiHeadDotProductAttention_0'
 MLP = f'{BLOCK}/MlpBlock_0'
 
-# One array that each format's text tower has, and the names of all that is not the image
-# tower. Texts of open_clip may be below 'text.', arrays of big_vision below 'params/'.
+# Regexes of one array that marks a format. open_clip may put its text tower under 'text.',
+# big_vision its arrays under 'params/'.
 _MARKERS = {
   'hf': r'text_model\.embeddings\.token_embedding\.weight',
   'open_clip': r'(text\.)?token_embedding\.weight',
   'big_vision': r'(params/)?txt/Embed_0/embedding',
 }
+# Regexes of all arrays that do not belong to the image tower.
 _NAMES = {
   'hf': r'text_model\..*|text_projection\.weight|logit_(scale|bias)',
   'open_clip': r'logit_(scale|bias)|text\..*|(token_embedding|ln_final)\..*'
@@ -35,13 +36,13 @@ _NAMES = {
 }
 
 
-class Beside(NamedTuple):
+class TextArrays(NamedTuple):
   """The arrays of a text tower in a file, under their own names."""
 
   format: str  # a key of _MARKERS
   arrays: Arrays
   config: dict
-  folder: Path  # where the vocabulary is
+  folder: Path  # contains the vocabulary
 
 
 class Text(NamedTuple):
@@ -53,26 +54,27 @@ class Text(NamedTuple):
   rules: Rules
 
 
-def split(arrays: Arrays, config: dict, path: Path) -> tuple[Beside | None, Arrays]:
-  """Returns (the text tower of a file or None, the other arrays)."""
+def split(arrays: Arrays, config: dict, path: Path) -> tuple[TextArrays | None, Arrays]:
+  """Splits the arrays of a file: (text tower or None, all other arrays)."""
   for format, marker in _MARKERS.items():
     if any(re.fullmatch(marker, name) for name in arrays):
       mine = {n: x for n, x in arrays.items() if re.fullmatch(_NAMES[format], n)}
       folder = path if path.is_dir() else path.parent
       others = {n: x for n, x in arrays.items() if n not in mine}
-      return Beside(format, mine, config, folder), others
+      return TextArrays(format, mine, config, folder), others
   return None, arrays
 
 
-def read(beside: Beside, image: dict[str, Any]) -> Text:
-  """Returns a text tower; ValueError for one that is not read.
+def read(tower: TextArrays, image: dict[str, Any]) -> Text:
+  """Reads a text tower; raises ValueError for one that vit_jax cannot compute.
 
   Args:
-    image: fields of the image tower, whose quick GELU OpenAI's text towers share.
+    tower: the arrays of the text tower, and the config.
+    image: fields of the image tower. In OpenAI's files both towers have its activation.
   """
   cut = lambda name: re.sub(r'^(params/)?(txt/|text\.)?', '', name)
-  arrays = {cut(name): x for name, x in beside.arrays.items()}
-  return _READERS[beside.format](arrays, beside.config, image)
+  arrays = {cut(name): x for name, x in tower.arrays.items()}
+  return _READERS[tower.format](arrays, tower.config, image)
 
 
 # -- transformers -----------------------------------------------------------------------
@@ -86,10 +88,10 @@ def _hf_rules(heads: int) -> Table:
     layers.norm(f'{layer}.layer_norm1', f'{BLOCK}/LayerNorm_0'),
     layers.norm(f'{layer}.layer_norm2', f'{BLOCK}/LayerNorm_1'),
     [
-      layers.into_heads(f'{layer}.self_attn.{x[0]}_proj', f'{ATTENTION}/{x}', heads)
+      layers.split_heads(f'{layer}.self_attn.{x[0]}_proj', f'{ATTENTION}/{x}', heads)
       for x in layers.QKV
     ],
-    layers.out_of_heads(f'{layer}.self_attn.out_proj', f'{ATTENTION}/out', heads),
+    layers.merge_heads(f'{layer}.self_attn.out_proj', f'{ATTENTION}/out', heads),
     layers.dense(f'{layer}.mlp.fc1', f'{MLP}/Dense_0'),
     layers.dense(f'{layer}.mlp.fc2', f'{MLP}/Dense_1'),
     layers.norm(f'{model}.final_layer_norm', 'encoder_norm'),
@@ -104,7 +106,8 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
   fields, vocab = {}, arrays['text_model.embeddings.token_embedding.weight'].shape[0]
   if kind == 'clip':
     act, eps, heads = 'quick_gelu', 1e-5, 8
-    if (eos := own.get('eos_token_id', 49407)) != 2:  # 2 stands for the largest id
+    # Old configs say 2, and mean the largest id.
+    if (eos := own.get('eos_token_id', 49407)) != 2:
       fields = {'eos': eos}
     tokens = {'clean': 'none', 'pad': None}
   elif kind in ('siglip', 'siglip2'):
@@ -112,7 +115,7 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
     fields = {'mask': 'none', 'pooling': 'last'}
     tokens = _siglip_tokens(vocab, 'siglip')
   else:
-    raise ValueError(f'the text tower of model_type {kind!r} is not read')
+    raise ValueError(f'model_type={kind!r} has an unknown text tower')
   fields |= {
     'act': configs.activation(own.get('hidden_act', act)),
     'norm_eps': own.get('layer_norm_eps', eps),
@@ -122,7 +125,7 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
 
 
 def _siglip_tokens(vocab: int, clean: str) -> dict:
-  """Returns how texts become tokens: SigLIP 2 has the 256,000 tokens of Gemma."""
+  """Returns how texts become tokens. SigLIP 2 uses Gemma's vocabulary of 256,000."""
   gemma = vocab == 256_000
   return {'clean': 'siglip2', 'pad': 0} if gemma else {'clean': clean, 'pad': None}
 
@@ -136,16 +139,30 @@ def _open_clip_rules(heads: int) -> Table:
     Rule('positional_embedding', 'pos_embedding'),
     layers.openai_block('transformer.resblocks.{i}', BLOCK, heads),
     layers.norm('ln_final', 'encoder_norm'),
-    Rule('text_projection', 'head/kernel'),  # x @ projection, not transposed
+    # OpenAI computes x @ text_projection, so the array is not transposed.
+    Rule('text_projection', 'head/kernel'),
     layers.dense('text_projection', 'head'),
   )
 
 
-# Keys of open_clip's text_cfg that its tower is built by here, or that change no output.
+# Keys of open_clip's text_cfg that are read here, or that change no output.
 _TEXT_CFG = {
-  *('context_length', 'vocab_size', 'width', 'heads', 'layers', 'mlp_ratio'),
-  *('no_causal_mask', 'pool_type', 'eos_id', 'proj_bias', 'norm_kwargs', 'act_kwargs'),
-  *('hf_tokenizer_name', 'tokenizer_kwargs', 'output_tokens', 'output_dim'),
+  'context_length',
+  'vocab_size',
+  'width',
+  'heads',
+  'layers',
+  'mlp_ratio',
+  'no_causal_mask',
+  'pool_type',
+  'eos_id',
+  'proj_bias',
+  'norm_kwargs',
+  'act_kwargs',
+  'hf_tokenizer_name',
+  'tokenizer_kwargs',
+  'output_tokens',
+  'output_dim',
 }
 
 
@@ -153,12 +170,12 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   model = section(section(config, 'open_clip'), 'model_cfg')
   own = section(model, 'text_cfg') or section(config, 'text')
   if odd := sorted(own.keys() - _TEXT_CFG):
-    raise ValueError(f'text_cfg.{odd[0]} is not read')
+    raise ValueError(f'text_cfg.{odd[0]} is unknown: it may change the outputs')
   if 'positional_embedding' not in arrays:
-    raise ValueError('a text tower of another package is not read')
+    raise ValueError('its text tower comes from another package')
   pool = own.get('pool_type', 'argmax')
   if pool not in ('argmax', 'eos', 'last'):
-    raise ValueError(f'pool_type {pool!r} is not read')
+    raise ValueError(f"pool_type={pool!r}, expected 'argmax', 'eos' or 'last'")
   model = model or {'quick_gelu': image['act'] == 'quick_gelu'}
   heads = own.get('heads', arrays['positional_embedding'].shape[1] // 64)
   fields = {
@@ -177,7 +194,7 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
 
 
 def open_clip(text: Text) -> tuple[Arrays, dict]:
-  """Returns a text tower under open_clip's names, and its text_cfg."""
+  """Writes a text tower: (arrays under open_clip's names, text_cfg)."""
   fields = {'mask': 'causal', 'pooling': 'eot'} | text.fields
   one = dict(mask=('causal',), pooling=('eot',), head_bias=(False,), norm_eps=(1e-5,))
   configs.need(fields, 'open_clip', **one)
@@ -198,7 +215,8 @@ def open_clip(text: Text) -> tuple[Arrays, dict]:
 
 # -- big_vision -------------------------------------------------------------------------
 
-_FIRST = t.Transform(lambda x: (x[0],), lambda xs: xs[0][None])  # [1, N, D] to [N, D]
+# [1, N, D] -> [N, D].
+_FIRST = t.Transform(lambda x: (x[0],), lambda xs: xs[0][None])
 _BIG_VISION = table(
   Rule('Embed_0/embedding', 'embedding/embedding'),
   Rule('pos_embedding', 'pos_embedding', _FIRST),
@@ -222,7 +240,7 @@ def _big_vision(arrays: Arrays, config: dict, image: dict) -> Text:
   return _text(arrays, _BIG_VISION, fields, tokens)
 
 
-# -- all --------------------------------------------------------------------------------
+# -- all formats ------------------------------------------------------------------------
 
 
 def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
@@ -232,7 +250,7 @@ def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
   arrays = {n: x for n, x in arrays.items() if not n.endswith((*scalars, *buffers))}
   flat, unknown = rename.to_ours(arrays, rules)
   if unknown:
-    raise ValueError(f'arrays of the text tower are not read: {unknown[:4]}')
+    raise ValueError(f'its text tower has unknown arrays: {unknown[:4]}')
   flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
   vocab, width = flat['embedding/embedding'].shape
   length = len(flat['pos_embedding'])

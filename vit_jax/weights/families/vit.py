@@ -1,4 +1,4 @@
-"""ViT and its hybrids in the formats of Google and of timm."""
+"""ViTs and hybrids, in the formats of Google and timm."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ GATED = (f'{MLP}/gate', f'{MLP}/Dense_0')  # the first two layers of a SwiGLU
 MAP = 'MAPHead_0'
 
 
-def _alike(*names: str) -> tuple[Rule, ...]:
+def _keep_names(*names: str) -> tuple[Rule, ...]:
   return tuple(Rule(name, name) for name in names)
 
 
@@ -38,16 +38,16 @@ RESNET = table(
       'block{i}/unit{j}/gn_proj/{rest}',
     )
   ],
-  _alike('block{i}/unit{j}/{rest}', 'head/{rest}'),
+  _keep_names('block{i}/unit{j}/{rest}', 'head/{rest}'),
 )
 
-# Before Linen, Flax numbered the modules of a block through; all files published with
-# the paper, AugReg and SAM have those names. Newer ones have ours.
+# Before Linen, Flax gave the modules of a block one sequence of numbers. All files of the
+# paper, AugReg and SAM have those names; newer files have ours.
 GOOGLE = table(
   Rule(f'{BLOCK}/MultiHeadDotProductAttention_1/{{rest}}', f'{ATTENTION}/{{rest}}'),
   Rule(f'{BLOCK}/LayerNorm_2/{{rest}}', f'{BLOCK}/LayerNorm_1/{{rest}}'),
   Rule(f'{BLOCK}/MlpBlock_3/{{rest}}', f'{MLP}/{{rest}}'),
-  _alike(
+  _keep_names(
     f'{BLOCK}/{{rest}}',
     'Transformer/encoder_norm/{rest}',
     'Transformer/posembed_input/{rest}',
@@ -65,7 +65,7 @@ GOOGLE = table(
     f'{MAP}/{{rest}}',
   ),
   Rule('Transformer/pos_embedding', POSITIONS, only_load=True),
-  # big_vision before 2022: the MAP head's modules beside the others.
+  # Until 2022 big_vision kept the modules of the MAP head at the top.
   Rule('probe', f'{MAP}/probe', only_load=True),
   [
     Rule(f'{module}/{{rest}}', f'{MAP}/{module}/{{rest}}', only_load=True)
@@ -75,22 +75,26 @@ GOOGLE = table(
 )
 
 
-# Google's names, but positions at the top, of patches only.
+# Google's names, but positions are at the top, and the class token has none.
 BIG_VISION = table(Rule('pos_embedding', POSITIONS), GOOGLE)
 
 
 def infer(flat: dict) -> dict:
-  """Returns the model's fields that its parameters, unstacked, determine."""
+  """Infers the model's fields from its parameters, which are not stacked."""
   axial = any(name.startswith(f'{BLOCK.format(i=0)}/rows/') for name in flat)
-  first = '/rows/' if axial else '/'  # the attention and MLP of a block, or the first
-  part = lambda template: template.format(i=0).replace('_0/', f'_0{first}', 1)
+
+  def in_first_block(template: str) -> str:
+    """Returns a name in the first block, in its attention along rows if it is axial."""
+    name = template.format(i=0)
+    return name.replace('_0/', '_0/rows/', 1) if axial else name
+
   *patch_size, _, width = flat['embedding/kernel'].shape
-  _, heads, _ = flat[f'{part(ATTENTION)}/query/kernel'].shape
+  _, heads, _ = flat[f'{in_first_block(ATTENTION)}/query/kernel'].shape
   fields = dict(
     patch_size=tuple(patch_size),
     width=width,
     depth=len({name.split('/')[1] for name in flat if '/encoderblock_' in name}),
-    mlp_dim=flat[f'{part(MLP)}/Dense_0/kernel'].shape[1],
+    mlp_dim=flat[f'{in_first_block(MLP)}/Dense_0/kernel'].shape[1],
     num_heads=heads,
     classifier='map' if f'{MAP}/probe' in flat else 'token' if 'cls' in flat else 'gap',
     num_classes=columns(flat, 'head/kernel'),
@@ -98,7 +102,7 @@ def infer(flat: dict) -> dict:
     projection=columns(flat, 'projection/kernel'),
     **_positions(flat),
   )
-  fields |= _variations(flat, heads, lambda template: part(template) in flat)
+  fields |= _variations(flat, heads, lambda template: in_first_block(template) in flat)
   if fields['classifier'] == 'map':
     pool = flat[f'{MAP}/MultiHeadDotProductAttention_0/query/kernel'].shape[1]
     hidden = flat[f'{MAP}/MlpBlock_0/Dense_0/kernel'].shape[1]
@@ -113,9 +117,12 @@ def infer(flat: dict) -> dict:
 
 
 def _variations(flat: dict, heads: int, has) -> dict:
-  """Returns the fields that arrays tell and that differ from those of the paper's ViT.
+  """Infers the fields in which a model differs from the paper's ViT.
 
-  `has` says whether the first block has a parameter, given the template of its name.
+  Args:
+    flat: the parameters.
+    heads: the number of attention heads.
+    has: template of a name -> whether the first block has that parameter.
   """
   query, key, _ = (has(f'{ATTENTION}/{name}/bias') for name in layers.QKV)
   final = '' if has('Transformer/encoder_norm/scale') else 'none'
@@ -163,7 +170,7 @@ _EXTRA_NORMS = {
 
 
 def columns(flat: dict, kernel: str) -> int | None:
-  """Returns the outputs of a kernel, None where it is not there."""
+  """Returns the number of a kernel's outputs, or None if the kernel is absent."""
   return flat[kernel].shape[-1] if kernel in flat else None
 
 
@@ -178,14 +185,14 @@ def _positions(flat) -> dict:
 
 
 def resnet_blocks(flat) -> tuple[int, ...]:
-  """Returns the number of units of each block of a ResNet."""
+  """Counts the units in each block of a ResNet."""
   units = {m.groups() for x in flat if (m := re.match(r'block(\d+)/unit(\d+)/', x))}
   numbers = [int(block) for block, _ in units]
   return tuple(numbers.count(i + 1) for i in range(max(numbers, default=0)))
 
 
 def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
-  """Returns (h, w) of the position embeddings; None unless they are square."""
+  """Returns the grid (h, w) of the position embeddings, or None if it is not square."""
   if POSITIONS not in flat:
     return None
   before = {'prefix': vit.prefix(fields), 'cls': 1, 'patches': 0}
@@ -195,7 +202,7 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 
 
 def infer_google(flat: dict) -> dict:
-  """Returns the fields of a model by Google: without a table, positions are sine-cosine."""
+  """Infers the fields of Google's models: without a table, positions are sine-cosine."""
   fields = infer(flat)
   if fields['posemb'] == 'none':
     fields['posemb'] = 'sincos2d'
@@ -203,13 +210,26 @@ def infer_google(flat: dict) -> dict:
 
 
 def _google_config(fields, image_size, class_names) -> dict:
-  published = dict(act='gelu_tanh', norm_eps=1e-6, posemb='learn')
-  published |= dict(posemb_where='stem', posemb_tokens='prefix', attention='full')
-  published |= dict(rope='none', rope_base=None, rope_reference=None, block='pre')
-  published |= dict(map_prefix=False, cls_token=None, unit=False)
-  if fields['block'] in ('parallel', 'branches'):  # by their arrays
+  published = {
+    'act': 'gelu_tanh',
+    'norm_eps': 1e-6,
+    'posemb': 'learn',
+    'posemb_where': 'stem',
+    'posemb_tokens': 'prefix',
+    'attention': 'full',
+    'rope': 'none',
+    'rope_base': None,
+    'rope_reference': None,
+    'block': 'pre',
+    'map_prefix': False,
+    'cls_token': None,
+    'unit': False,
+  }
+  # The arrays show these two kinds of blocks.
+  if fields['block'] in ('parallel', 'branches'):
     published['block'] = fields['block']
-  if fields['classifier'] not in ('distilled', 'map'):  # the same arrays
+  # The other classifiers have the same arrays, so the config must name them.
+  if fields['classifier'] not in ('distilled', 'map'):
     published['classifier'] = 'token' if vit.has_cls(fields) else 'gap'
   return configs.google_config(**published)(fields, image_size, class_names)
 
@@ -222,11 +242,12 @@ _RESNET = 'patch_embed.backbone'
 
 
 def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType({})):
-  """Returns the rules of timm's ViTs, from VisionTransformer to Eva and Beit, and hybrids.
+  """Makes the rules of timm's VisionTransformer, Eva, Beit and hybrids.
 
   Args:
-    has_stages: whether a hybrid's ResNet has stages, or is its root alone.
-    fields: those of the model that names of arrays depend on.
+    heads: the number of attention heads.
+    has_stages: whether a hybrid's ResNet has stages; otherwise it is a root alone.
+    fields: the model's fields, as far as names of arrays depend on them.
   """
   pool, unit = f'{MAP}/MultiHeadDotProductAttention_0', 'block{s+1}/unit{u+1}'
   pool_heads = fields.get('map_heads') or heads
@@ -248,9 +269,9 @@ def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType
     layers.dense('head', 'head'),
     layers.dense('head_dist', 'head_dist'),
     Rule('attn_pool.latent', f'{MAP}/probe'),
-    layers.into_heads('attn_pool.q', f'{pool}/query', pool_heads),
-    layers.fused('attn_pool.kv', pool, pool_heads, ('key', 'value')),
-    layers.out_of_heads('attn_pool.proj', f'{pool}/out', pool_heads),
+    layers.split_heads('attn_pool.q', f'{pool}/query', pool_heads),
+    layers.fuse_heads('attn_pool.kv', pool, pool_heads, ('key', 'value')),
+    layers.merge_heads('attn_pool.proj', f'{pool}/out', pool_heads),
     layers.norm('attn_pool.norm', f'{MAP}/LayerNorm_0'),
     layers.dense('attn_pool.mlp.fc1', f'{MAP}/MlpBlock_0/Dense_0'),
     layers.dense('attn_pool.mlp.fc2', f'{MAP}/MlpBlock_0/Dense_1'),
@@ -264,7 +285,7 @@ def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType
 
 
 def _timm_block(heads: int, fields: Mapping) -> Table:
-  """Returns the rules of timm's blocks; those of one kind do not exist in another."""
+  """Makes the rules of every kind of timm's blocks. Their names do not collide."""
   depth, block = fields.get('depth', 0), 'blocks.{i}'
   attention, mlp = f'{block}.attn', f'{block}.mlp'
   kv_heads = fields.get('kv_heads') or ()
@@ -279,10 +300,10 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
       )
       for j in (0, 1)
     ],
-    layers.fused(f'{attention}.qkv', ATTENTION, heads),
-    # Grouped keys and values have other heads in some blocks.
+    layers.fuse_heads(f'{attention}.qkv', ATTENTION, heads),
+    # Where query heads share keys and values, a block has its own number of those.
     [
-      layers.into_heads(
+      layers.split_heads(
         f'blocks.{i}.attn.{x[0]}_proj', f'{ATTENTION.format(i=i)}/{x}', n
       )
       for i, n in enumerate(kv_heads)
@@ -290,33 +311,33 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
     ],
     [
       (
-        layers.into_heads(f'{attention}.{x[0]}_proj', f'{ATTENTION}/{x}', heads),
+        layers.split_heads(f'{attention}.{x[0]}_proj', f'{ATTENTION}/{x}', heads),
         Rule(f'{attention}.{x[0]}_bias', f'{ATTENTION}/{x}/bias', t.heads_bias(heads)),
         layers.norm(f'{attention}.{x[0]}_norm', f'{ATTENTION}/{x}_norm'),
       )
       for x in layers.QKV
     ],
     layers.norm(f'{attention}.norm', f'{ATTENTION}/norm'),
-    layers.out_of_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
+    layers.merge_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
     Rule(f'{attention}.relative_position_bias_table', f'{BLOCK}/relpos/table'),
     Rule('rel_pos_bias.relative_position_bias_table', 'Transformer/relpos/table'),
-    Rule('rope.freqs', frequencies, t.per_layer(heads)) if depth else (),
-    layers.joined(f'{mlp}.fc1', GATED)
+    Rule('rope.freqs', frequencies, t.split_layers(heads)) if depth else (),
+    layers.join(f'{mlp}.fc1', GATED)
     if fields.get('mlp') == 'swiglu'
     else layers.dense(f'{mlp}.fc1', f'{MLP}/Dense_0'),
     layers.dense(f'{mlp}.fc1_g', f'{MLP}/gate'),
     layers.dense(f'{mlp}.fc1_x', f'{MLP}/Dense_0'),
     layers.dense(f'{mlp}.fc2', f'{MLP}/Dense_1'),
     layers.norm(f'{mlp}.norm', f'{MLP}/norm'),
-    # Two attentions, then two MLPs.
+    # Blocks with two parallel attentions, then two parallel MLPs.
     [
       (
         layers.norm(f'{block}.attns.{j}.norm', f'{BLOCK}/LayerNorm_{j}'),
         layers.norm(f'{block}.ffns.{j}.norm', f'{BLOCK}/LayerNorm_{j + 2}'),
         Rule(f'{block}.attns.{j}.ls.gamma', f'{BLOCK}/LayerScale_{j}/gamma'),
         Rule(f'{block}.ffns.{j}.ls.gamma', f'{BLOCK}/LayerScale_{j + 2}/gamma'),
-        layers.fused(f'{block}.attns.{j}.attn.qkv', number(ATTENTION, j), heads),
-        layers.out_of_heads(
+        layers.fuse_heads(f'{block}.attns.{j}.attn.qkv', number(ATTENTION, j), heads),
+        layers.merge_heads(
           f'{block}.attns.{j}.attn.proj', f'{number(ATTENTION, j)}/out', heads
         ),
         layers.dense(f'{block}.ffns.{j}.mlp.fc1', f'{number(MLP, j)}/Dense_0'),
@@ -324,13 +345,13 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
       )
       for j in (0, 1)
     ],
-    # Attention and MLP side by side, from one projection: MLP, queries, keys, values.
+    # Parallel blocks: one projection makes the MLP's input, queries, keys and values.
     layers.norm(f'{block}.in_norm', f'{BLOCK}/LayerNorm_0'),
     [
       Rule(
         f'{block}.in_proj.{theirs}',
         (f'{MLP}/Dense_0/{leaf}', *(f'{ATTENTION}/{x}/{leaf}' for x in layers.QKV)),
-        t.beside(part, heads_part(heads), fields.get('width', 0)),
+        t.join_mlp_and_qkv(part, heads_part(heads), fields.get('width', 0)),
       )
       for theirs, leaf, part, heads_part in (
         ('weight', 'kernel', t.dense, t.heads_kernel),
@@ -340,7 +361,7 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
     Rule(f'{block}.mlp_bias', f'{MLP}/Dense_0/bias'),
     layers.norm(f'{block}.q_norm', f'{ATTENTION}/query_norm'),
     layers.norm(f'{block}.k_norm', f'{ATTENTION}/key_norm'),
-    layers.out_of_heads(f'{block}.attn_out_proj', f'{ATTENTION}/out', heads),
+    layers.merge_heads(f'{block}.attn_out_proj', f'{ATTENTION}/out', heads),
     layers.dense(f'{block}.mlp_out_proj', f'{MLP}/Dense_1'),
     Rule(f'{block}.ls.gamma', f'{BLOCK}/LayerScale_0/gamma'),
   )
@@ -356,13 +377,13 @@ def _timm_rules(arrays, facts) -> Table:
 
 
 def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
-  """Returns posemb_tokens='patches' where the table has no row for the class token.
+  """Returns posemb_tokens='patches' if the table has no row for the class token.
 
   Raises:
-    ValueError: without a name for arrays of later models, which tell neither activation,
-      epsilon, pooling nor rotary positions.
+    ValueError: the model is not the paper's, and the file has no name that timm knows.
+      Arrays do not show its activation, epsilon, pooling and rotary positions.
   """
-  if 'classifier' not in facts.fields:  # no known name
+  if 'classifier' not in facts.fields:  # timm does not know the name
     later = _variations(flat, fields['num_heads'], lambda x: x.format(i=0) in flat)
     later |= {'posemb': 'none'} if fields['posemb'] == 'none' else {}
     if later:
@@ -375,7 +396,8 @@ def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
   if in_config or fields['classifier'] != 'token' or POSITIONS not in flat:
     return {}
   rows = flat[POSITIONS].shape[1]
-  has_row = math.isqrt(rows) ** 2 != rows  # an unknown grid is taken as square
+  # Without an image size, the grid is assumed to be square.
+  has_row = math.isqrt(rows) ** 2 != rows
   if size := facts.image_size:
     stride = models.family('vit').stride(fields)
     patches = math.prod(map(operator.floordiv, size, stride))
@@ -384,16 +406,16 @@ def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
 
 
 def _check_shapes(fields: dict, config: dict) -> None:
-  """Raises ValueError where timm's config names other sizes than the arrays have."""
+  """Raises ValueError if timm's config contradicts the shapes of the arrays."""
   args, classes = configs.section(config, 'model_args'), fields['num_classes'] or 0
   patch = configs.pair(args.get('patch_size'), 'patch_size')
-  stated = {
+  sizes = {
     'depth': (args.get('depth'), fields['depth']),
     'embed_dim': (args.get('embed_dim'), fields['width']),
     'patch_size': (fields.get('stem_blocks') is None and patch, fields['patch_size']),
     'num_classes': (config.get('num_classes'), classes),
   }
-  for key, (theirs, arrays) in stated.items():
+  for key, (theirs, arrays) in sizes.items():
     if theirs not in (None, False, arrays):
       raise ValueError(f'its config says {key}={theirs!r}, its arrays {arrays!r}')
 
@@ -403,20 +425,23 @@ def _big_vision_positions(flat: dict, fields: dict, facts: configs.Facts) -> dic
 
 
 def _timm_fields(args: dict, name: str) -> dict:
-  """Returns the fields of timm's options: those of the architecture, and `args` over them."""
+  """Returns the fields of a timm model: options of its name, overridden by `args`.
+
+  Empties `args`, because every one of them is read.
+  """
   usual, own = timm_names.options(name), dict(args)
   args.clear()
   fields = timm_names.fields_of({**(usual or {}), **own})
   if usual is not None:
     shapes = ('num_classes', 'width', 'depth', 'mlp_dim', 'map_mlp_dim', 'patch_size')
     return {key: value for key, value in fields.items() if key not in shapes}
-  # Of hybrids and of files without a name, arrays tell all but these.
-  stated = {'act', *(('num_heads',) if 'num_heads' in own else ())}
-  stated |= {'posemb_tokens'} if 'no_embed_class' in own else set()
-  return {key: fields[key] for key in stated}
+  # A hybrid, or a file without a name that timm knows: the arrays show all but these.
+  hidden = {'act', *(('num_heads',) if 'num_heads' in own else ())}
+  hidden |= {'posemb_tokens'} if 'no_embed_class' in own else set()
+  return {key: fields[key] for key in hidden}
 
 
-# timm's hybrids are functions, one per ResNet.
+# `stem_blocks` -> timm's name of the hybrid. timm has a function per ResNet.
 _HYBRIDS = {
   (): 'vit_tiny_r_s16_p8_224',
   (2, 2, 2, 2): 'vit_small_r26_s32_224',
@@ -429,11 +454,11 @@ def _timm_config(fields, image_size, class_names) -> dict:
   if fields['stem_blocks'] is not None:
     name, pool, args = _timm_hybrid(fields)
   else:
-    name, _, args, options = timm_options.architecture(fields)
-    # Without it timm would classify the other tokens, too.
+    name, _, args, options = timm_options.find(fields)
+    # timm has no model for our other classifiers.
     configs.need(fields, 'timm', classifier=('token', 'gap', 'map', 'distilled'))
     pool = options['global_pool']
-  size = {'img_size': configs.one(image_size)}
+  size = {'img_size': configs.int_or_pair(image_size)}
   return configs.timm_config(name, pool, size | args, fields, image_size, class_names)
 
 
@@ -449,14 +474,15 @@ def _timm_hybrid(fields) -> tuple[str, str, dict]:
   if architecture is None or fields['stem_width'] != 64:
     shape = f'stem_blocks={fields["stem_blocks"]}, stem_width={fields["stem_width"]}'
     raise ValueError(f'timm has hybrids {list(_HYBRIDS)} of width 64, not {shape}')
-  args = timm_options.plain(
+  args = timm_options.write_vit(
     {key: fields[key] for key in (*_HYBRID, 'act', 'depth', 'posemb')}
   )
-  args['fc_norm'] = False  # norm, then the mean; by default timm has them the other way
+  # Norm first, then the mean: timm's default is the other order.
+  args['fc_norm'] = False
   return architecture, args['global_pool'], args
 
 
-# Regexes of the names of arrays that only one kind of timm's blocks has.
+# Regexes of names that exist in one kind of timm's blocks only.
 _TIMM_BLOCKS = {
   'parallel': r'\}\.(in_|mlp_|attn_out|[qk]_norm|ls\.)',
   'branches': r'\}\.(attns|ffns)\.',
@@ -465,12 +491,13 @@ _TIMM_BLOCKS = {
 _TIMM_BLOCKS['post'] = _TIMM_BLOCKS['pre']
 
 
-def _timm_written(flat: dict, fields: dict) -> Table:
-  """Returns the rules of the one arrangement of arrays that timm's model has."""
+def _timm_write_rules(flat: dict, fields: dict) -> Table:
+  """Keeps the rules of those arrays that timm's model of these fields has."""
   kind, options = 'vit', {}
   if fields['stem_blocks'] is None:
-    _, kind, _, options = timm_options.architecture(fields)
-  other = [x for x in _TIMM_BLOCKS.values() if x != _TIMM_BLOCKS[fields['block']]]
+    _, kind, _, options = timm_options.find(fields)
+  own_block = _TIMM_BLOCKS[fields['block']]
+  other = [regex for regex in _TIMM_BLOCKS.values() if regex != own_block]
   fused, biases = options.get('qkv_fused', True), fields['qkv_bias'] == 'qkv'
   other.append(r'\.ls\d' if kind in ('eva', 'beit') else 'gamma_')
   other.append(r'\.attn\.[qkv]_proj' if fused else r'\.attn\.(qkv\.|[qkv]_bias)')
@@ -512,6 +539,6 @@ FORMATS = (
     conclude=_timm_positions,
     resize=lambda fields: 'bicubic',
     needs=('num_heads',),
-    writer=Writer(config=_timm_config, rules=_timm_written),
+    writer=Writer(config=_timm_config, rules=_timm_write_rules),
   ),
 )

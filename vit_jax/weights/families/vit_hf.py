@@ -1,9 +1,9 @@
-"""The ViTs of transformers: config.json and arrays to a `ViT`, and back.
+"""Reads the ViTs of transformers into our `ViT`, and writes them.
 
-The model_type of a config names a row of KINDS, which says how its keys and the fields of
-`ViT` translate. A key that is absent has the default of its class. Arrays show neither
-activation, epsilon nor rotary positions, so the config comes first; where it contradicts
-the arrays, the file is refused.
+The model_type of a config selects a row of KINDS, which translates its keys to fields of
+`ViT`. A key that is absent has the default of its class. The config decides, because arrays
+show neither activation, epsilon nor rotary positions. If it contradicts the arrays, reading
+raises ValueError.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from vit_jax.weights.rename import Arrays, Rule, Table, respelled, table, with_b
 
 # -- keys of configs and fields -------------------------------------------------------
 
-# Keys that have a field of their own.
+# Keys that stand for one field each.
 _FIELDS = {
   'hidden_size': 'width',
   'num_hidden_layers': 'depth',
@@ -39,15 +39,20 @@ _FIELDS = {
   'layerscale_value': 'layer_scale',
   'layer_scale_init_value': 'layer_scale',
 }
+# Key -> function from its value to that of the field, where the two differ; and back.
 _LOAD = {'patch_size': configs.pair, 'hidden_act': configs.activation}
 _LOAD |= dict.fromkeys(('layer_norm_eps', 'rms_norm_eps'), configs.epsilon)
 _LOAD |= {'layer_scale_init_value': lambda x: x or None}
-_SAVE = {'patch_size': configs.one, 'hidden_act': lambda x: configs.HF_ACTS.get(x, x)}
+_SAVE = {
+  'patch_size': configs.int_or_pair,
+  'hidden_act': lambda x: configs.HF_ACTS.get(x, x),
+}
 _SAVE |= {'layer_scale_init_value': lambda x: x or 0.0}
-# Keys -> (fields, {values of the keys: values of the fields}); one of each stands alone.
+# Keys -> (fields, {values of the keys: values of the fields}). Several keys, or fields, are
+# separated by spaces and have tuples of values.
 _CHOICES = {
   'qkv_bias': ('qkv_bias', {True: 'qkv', False: 'none'}),
-  # AIMv2, where the first is also that of the last projection.
+  # In AIMv2 `qkv_bias` also decides about the projection after attention.
   'qkv_bias mlp_bias': (
     'qkv_bias dense_bias',
     {(False, False): ('none', False), (True, True): ('qkv', True)},
@@ -73,7 +78,10 @@ _CHOICES = {
 
 
 def _choices(keys) -> list[tuple]:
-  """Returns (keys, fields, values) of those _CHOICES that a kind has."""
+  """Returns the rows (keys, fields, values) of _CHOICES for a kind with these keys.
+
+  A row is left out if another one has all of its keys and more.
+  """
   plural = lambda x: x if isinstance(x, tuple) else (x,)
   rows = {tuple(names.split()): row for names, row in _CHOICES.items()}
   rows = {names: row for names, row in rows.items() if {*names} <= {*keys}}
@@ -84,8 +92,8 @@ def _choices(keys) -> list[tuple]:
   ]
 
 
-def _to_fields(kind: 'Kind', config: dict) -> dict:
-  """Returns the fields that a config states; ValueError for values that are not read."""
+def _read_fields(kind: 'Kind', config: dict) -> dict:
+  """Translates a config to fields; raises ValueError for an unknown value."""
   values = {key: config.get(key, usual) for key, usual in kind.keys.items()}
   fields, same = dict(kind.fixed), lambda x: x
   for key in values.keys() & _FIELDS.keys():
@@ -93,10 +101,11 @@ def _to_fields(kind: 'Kind', config: dict) -> dict:
   for keys, names, rows in _choices(values):
     theirs = tuple(values[key] for key in keys)
     if theirs not in rows:
-      stated = ', '.join(f'{k}={v!r}' for k, v in zip(keys, theirs, strict=True))
-      raise ValueError(f'{stated} is not read, only one of {list(rows)}')
+      values = ', '.join(f'{k}={v!r}' for k, v in zip(keys, theirs, strict=True))
+      raise ValueError(f'{values} is unknown, expected one of {list(rows)}')
     fields |= zip(names, rows[theirs], strict=True)
-  if 'mlp_ratio' in values:  # DINOv2's gated MLPs have two thirds of the width
+  if 'mlp_ratio' in values:
+    # Only DINOv2 has this key. Its gated MLPs have two thirds of the width.
     fields['mlp_dim'] = int(values['hidden_size'] * values['mlp_ratio'])
     if values['use_swiglu_ffn']:
       hidden = (int(fields['mlp_dim'] * 2 / 3) + 7) // 8 * 8
@@ -104,8 +113,8 @@ def _to_fields(kind: 'Kind', config: dict) -> dict:
   return fields
 
 
-def _to_config(kind: 'Kind', fields: dict) -> dict:
-  """Returns a config; a key keeps its default where the class has no value like ours."""
+def _write_fields(kind: 'Kind', fields: dict) -> dict:
+  """Translates fields to a config. A key keeps its default if it lacks our value."""
   config, same = dict(kind.keys), lambda x: x
   for key in config.keys() & _FIELDS.keys():
     config[key] = _SAVE.get(key, same)(fields[_FIELDS[key]])
@@ -125,13 +134,15 @@ def _to_config(kind: 'Kind', fields: dict) -> dict:
 
 
 def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -> Table:
-  """Returns the rename table of a kind.
+  """Makes the rename table of a kind.
 
   Args:
-    bare: without the prefix of models with a head.
+    kind: the kind of model.
+    fields: the model's fields.
+    bare: whether names lack the prefix, as in a model without a head.
     flat: whether the patch embedding is a dense layer.
   """
-  # No file has an array of the name '-'.
+  # '-' and '--' stand for modules that the kind lacks: no array has such a name.
   names = {'cls': '-', 'registers': '-', 'positions': '-', 'gate': '-', 'scales': '--'}
   names, heads = names | kind.names, fields['num_heads']
   top = lambda name: f'{"" if bare else kind.prefix}{name}'
@@ -143,8 +154,9 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
   mlp, packed = names['mlp'], ()
   if fields.get('mlp') == 'swiglu' and 'gate' not in kind.names:  # DINOv2
     mlp = ('-', 'mlp.weights_out')
-    packed = layers.joined(inside('mlp.weights_in'), vit.GATED)
-  ends = {'classifier': True, 'visual_projection': False}  # whether it has a bias
+    packed = layers.join(inside('mlp.weights_in'), vit.GATED)
+  # The name of the head, and whether it has a bias. The first rule that fits is written.
+  ends = {'classifier': True, 'visual_projection': False}
   ends = sorted(ends, key=lambda name: ends[name] != fields.get('head_bias', True))
   ends.insert(0 if fields.get('classifier') == 'distilled' else 2, 'cls_classifier')
   rules = table(
@@ -165,10 +177,10 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     ],
     layers.dense(inside(names['gate']), f'{MLP}/gate'),
     [
-      layers.into_heads(inside(theirs), f'{ATTENTION}/{ours}', heads)
+      layers.split_heads(inside(theirs), f'{ATTENTION}/{ours}', heads)
       for theirs, ours in zip(names['qkv'], layers.QKV, strict=True)
     ],
-    layers.out_of_heads(inside(names['out']), f'{ATTENTION}/out', heads),
+    layers.merge_heads(inside(names['out']), f'{ATTENTION}/out', heads),
     Rule(inside(f'attention.attention.{bias}.{bias}_table'), f'{BLOCK}/relpos/table'),
     Rule(top(f'encoder.{bias}.{bias}_table'), 'Transformer/relpos/table'),
     layers.norm(top(names['last']), 'Transformer/encoder_norm'),
@@ -178,7 +190,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     [layers.dense(end, 'head') for end in ends],
     layers.dense('distillation_classifier', 'head_dist'),
   )
-  # As the library has named its modules since version 5: some files have these names.
+  # Names of transformers 5, which some files have.
   newer = respelled(
     rules,
     (rf'attention\.attention\.{bias}', bias),
@@ -197,21 +209,22 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
 class Kind(NamedTuple):
   """The models of one model_type."""
 
-  name: str  # the first part of the names of its classes
-  prefix: str  # names of parameters begin with it, beside a head
-  names: dict[str, Any]  # names that differ between kinds
-  keys: dict[str, Any]  # keys of the config that decide -> defaults of the class
-  fixed: dict[str, Any]  # fields that all its models have
-  # Ends of the names of its classes, with fields of the pooling and the head.
+  name: str  # common prefix of its classes, such as 'ViT'
+  prefix: str  # of the body's parameters, in models with a head
+  names: dict[str, Any]  # names of those modules that differ between kinds
+  keys: dict[str, Any]  # keys of the config that are read -> their defaults
+  fixed: dict[str, Any]  # fields that all of its models share
+  # (suffix of a class, fields of its pooling and head) for each class.
   heads: list[tuple[str, dict]]
-  # The published preprocessor_config.json, for files without one; None: unknown.
+  # The published preprocessor_config.json, for files without one. None: unknown.
   processor: dict | None = None
   square: bool = False  # whether it takes square images only
-  mask_token: list[int] | None = None  # first axes of the one that its class demands
+  # Leading axes of the mask token that the class requires. None: it requires none.
+  mask_token: list[int] | None = None
 
 
 def _kinds() -> dict[str, Kind]:
-  """Returns the rows of vit_hf.json; one that is `like` another one holds the differences."""
+  """Reads vit_hf.json. A row with a key `like` holds the differences to that row."""
   rows, kinds = json.loads(Path(__file__).with_suffix('.json').read_text('utf-8')), {}
   for kind, row in rows.items():
     usual = kinds[row.pop('like')]._asdict() if 'like' in row else {}
@@ -225,10 +238,10 @@ def _kinds() -> dict[str, Kind]:
   return kinds
 
 
-# A model is written as the first kind that has all of its fields.
+# The order counts: a model is written as the first kind that can express its fields.
 KINDS = _kinds()
 _NAFLEX = 'siglip2_vision_model'
-# Configs of image and text: that of the image tower is in their 'vision_config'.
+# Models of image and text; the config of the image tower is their 'vision_config'.
 _WHOLE = {'clip': 'clip_vision_model', 'siglip': 'siglip_vision_model'}
 _WHOLE |= {'siglip2': _NAFLEX}
 
@@ -240,25 +253,26 @@ def _inner(config: dict) -> tuple[str, dict]:
     old = configs.section(config, 'vision_config_dict')
     return _WHOLE[kind], configs.section(config, 'vision_config') | old
   if kind not in KINDS:
-    raise ValueError(f'model_type is {kind!r}, expected one of {[*KINDS, *_WHOLE]}')
+    raise ValueError(f'model_type={kind!r}, expected one of {[*KINDS, *_WHOLE]}')
   if kind == 'beit' and 'BeitForMaskedImageModeling' in config.get('architectures', ()):
-    config = config | {'use_mean_pooling': False}  # which has a norm of every token
+    # This class normalises every token, as models without mean pooling do.
+    config = config | {'use_mean_pooling': False}
   return kind, config
 
 
-# -- read -----------------------------------------------------------------------------
+# -- reading --------------------------------------------------------------------------
 
 
 def facts(config: dict, source: str) -> Facts:
-  """Returns the facts of a config, also of one of image and text."""
+  """Reads a config, also that of a model of image and text."""
   if not config:
     return Facts({'act': 'gelu_erf'})
   name, inner = _inner(config)
   kind = KINDS[name]
   size = inner.get('image_size', 224)
-  if name == _NAFLEX:  # takes any size: here that of its positions
+  if name == _NAFLEX:  # it takes any size: use that of its position table
     size = math.isqrt(inner.get('num_patches', 256)) * inner.get('patch_size', 16)
-  fields = _to_fields(kind, inner)
+  fields = _read_fields(kind, inner)
   return configs.hf_facts(config, fields, configs.pair(size), kind.processor)
 
 
@@ -267,60 +281,70 @@ def _read_rules(arrays: Arrays, facts: Facts) -> Table:
   return _rules(KINDS[name], facts.fields, flat=name == _NAFLEX)
 
 
-# Fields that arrays show.
+# Fields that arrays show, so that a config can contradict them.
 _SHOWN = ('patch_size', 'width', 'depth', 'mlp_dim', 'registers', 'qkv_bias', 'mlp')
 _SHOWN += ('dense_bias', 'patch_bias', 'norm', 'extra_norms', 'posemb', 'relpos')
 _SHOWN += ('final_norm',)
 
 
-def _head(flat: Arrays, fields: dict, facts: Facts) -> dict:
-  """Returns the fields of the pooling and the head, which the arrays tell.
+def _find_head(flat: Arrays, fields: dict, facts: Facts) -> dict:
+  """Finds the pooling and the head by the arrays, and returns their fields.
 
   Raises:
-    ValueError: where the config contradicts the arrays.
+    ValueError: the config contradicts the arrays.
   """
   if not facts.config:
     return {}
   shown = timm_options.USUAL | vit.infer(flat)
-  stated = facts.fields | {'layer_scale': facts.fields.get('layer_scale') is not None}
+  from_config = {**facts.fields}
+  from_config['layer_scale'] = facts.fields.get('layer_scale') is not None
   shown['layer_scale'] = shown['layer_scale'] is not None
   for key in (*_SHOWN, 'layer_scale'):
-    if key in stated and stated[key] != shown[key]:
+    if key in from_config and from_config[key] != shown[key]:
       raise ValueError(
-        f'its config says {key}={stated[key]!r}, its arrays {shown[key]!r}'
+        f'its config says {key}={from_config[key]!r}, its arrays {shown[key]!r}'
       )
   name, _ = _inner(facts.config)
-  has = 'head/kernel' in flat
-  tells = has, not has or 'head/bias' in flat
-  tells += 'head_dist/kernel' in flat, f'{MAP}/probe' in flat
+  has_head = 'head/kernel' in flat
+  from_arrays = (
+    has_head,
+    not has_head or 'head/bias' in flat,
+    'head_dist/kernel' in flat,
+    f'{MAP}/probe' in flat,
+  )
   for _, head in KINDS[name].heads:
     pool = head.get('classifier')
-    its = 'num_classes' not in head, head.get('head_bias', True)
-    if tells == (*its, pool == 'distilled', pool == 'map'):
+    of_class = (
+      'num_classes' not in head,
+      head.get('head_bias', True),
+      pool == 'distilled',
+      pool == 'map',
+    )
+    if from_arrays == of_class:
       return head
-  raise ValueError(f'no class of {name} has a head as its arrays have')
+  raise ValueError(f'no class of {name} has a head like that of its arrays')
 
 
-# -- written --------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------
 
-# The same model by other values: None, or a table that has no other rows.
+# Fields with several spellings for one model, which may be read back in another spelling.
 _ALIKE = ('cls_token', 'posemb_tokens', 'map_heads', 'map_mlp_dim')
 
 
-def _plain(fields: dict) -> dict:
-  """Returns fields with one value for each of those in _ALIKE that compute the same."""
+def _unify(fields: dict) -> dict:
+  """Returns the fields with one spelling for each of those in _ALIKE."""
   tokens = fields['posemb_tokens'] if fields['registers'] else 'prefix'
-  return fields | {'posemb_tokens': tokens} | configs.alike(fields)
+  return fields | {'posemb_tokens': tokens} | configs.unify(fields)
 
 
-def _class_of(fields: dict) -> tuple[str, str, dict]:
-  """Returns (model_type, end of the class, its config) that express all fields."""
-  fits, ours = [], _plain(fields)
+def _find_class(fields: dict) -> tuple[str, str, dict]:
+  """Finds the class that can express all fields: (model_type, suffix, config)."""
+  fits, ours = [], _unify(fields)
   for name, kind in KINDS.items():
-    args = _to_config(kind, fields)
-    known = timm_options.USUAL | _to_fields(kind, args)
+    args = _write_fields(kind, fields)
+    known = timm_options.USUAL | _read_fields(kind, args)
     for suffix, head in kind.heads:
-      theirs = _plain(known | {'num_classes': fields['num_classes']} | head)
+      theirs = _unify(known | {'num_classes': fields['num_classes']} | head)
       compared = ours.keys() - (TRAINING - {'layer_scale'})
       differ = [k for k in ours if k in compared and ours[k] != theirs.get(k)]
       if 'num_classes' not in head and fields['num_classes'] is None:
@@ -336,11 +360,11 @@ def _class_of(fields: dict) -> tuple[str, str, dict]:
 
 
 def _config(fields: dict, image_size: tuple[int, int], class_names) -> dict:
-  name, suffix, args = _class_of(fields)
+  name, suffix, args = _find_class(fields)
   kind, classes = KINDS[name], fields['num_classes']
   if kind.square and image_size[0] != image_size[1]:
     raise ValueError(f'hf ({name}) takes square images, not {image_size}')
-  args |= {'image_size': configs.one(image_size), 'num_channels': 3}
+  args |= {'image_size': configs.int_or_pair(image_size), 'num_channels': 3}
   args |= {'architectures': [kind.name + suffix], 'model_type': name}
   if suffix.endswith('WithProjection'):
     args['projection_dim'], classes = classes, None
@@ -348,13 +372,13 @@ def _config(fields: dict, image_size: tuple[int, int], class_names) -> dict:
 
 
 def _write_rules(flat: Arrays, fields: dict) -> Table:
-  name, suffix, _ = _class_of(fields)
+  name, suffix, _ = _find_class(fields)
   return _rules(KINDS[name], fields, bare=suffix == 'Model')
 
 
 def _mask_token(flat: Arrays, fields: dict) -> Arrays:
-  """Returns zeros for the token of masked patches that a class demands."""
-  name, suffix, _ = _class_of(fields)
+  """Returns a mask token of zeros, for a class that requires one."""
+  name, suffix, _ = _find_class(fields)
   if not (axes := KINDS[name].mask_token):
     return {}
   prefix = '' if suffix == 'Model' else KINDS[name].prefix
@@ -362,38 +386,39 @@ def _mask_token(flat: Arrays, fields: dict) -> Arrays:
   return {f'{prefix}embeddings.mask_token': zeros}
 
 
-def _typed(*kinds: str) -> Callable[[dict, str], bool]:
+def _has_type(*kinds: str) -> Callable[[dict, str], bool]:
+  """Makes a test of a config: whether its model_type is one of `kinds`."""
   return lambda config, file: config.get('model_type') in kinds
 
 
-# Arrays of decoders, and of what stands beside an image tower.
+# Arrays of decoders and of text towers.
 _IGNORED = r'(decoder|lm_head|text_model|text_projection)\..*|logit_(scale|bias)'
 _FORMAT = Format(
   name='hf',
   family='vit',
   marker='.+',
-  when=_typed(*KINDS, *_WHOLE),
+  when=_has_type(*KINDS, *_WHOLE),
   ignored=_IGNORED,
   rules=_read_rules,
   infer=vit.infer,
   facts=facts,
   grid=vit.grid,
-  conclude=_head,
-  # Only DINOv2 with registers antialiases.
+  conclude=_find_head,
+  # transformers antialiases in DINOv2 with registers only.
   resize=lambda f: 'bicubic' if f.get('posemb_tokens') == 'cls' else 'bicubic_plain',
   needs=('num_heads',),
 )
 FORMATS = (
-  # SigLIP's classifiers, which do not read the tower's pooling.
+  # SigLIP's classifiers average the tokens, and ignore the tower's own pooling.
   dataclasses.replace(
     _FORMAT,
     marker=r'classifier\.weight',
-    when=_typed('siglip'),
+    when=_has_type('siglip'),
     ignored=rf'{_IGNORED}|vision_model\.head\..*',
   ),
   dataclasses.replace(
     _FORMAT,
-    when=_typed('siglip2', _NAFLEX),
+    when=_has_type('siglip2', _NAFLEX),
     resize=lambda fields: 'bilinear_antialias',
   ),
   dataclasses.replace(

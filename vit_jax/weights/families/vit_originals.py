@@ -1,8 +1,8 @@
-"""ViTs under the names of their authors' code: DINOv2, DINOv3, CLIP, MAE, EVA-02 and others.
+"""Reads ViTs from their authors' files: DINOv2, DINOv3, CLIP, MAE, EVA-02 and others.
 
-The arrays tell widths, depth, registers, norms, gates and biases. They do not tell heads,
-activation and rotary positions: those are constants of the authors' code, follow from the
-name of a published file, or are passed by the user.
+The arrays show widths, depth, registers, norms, gates and biases. They do not show the
+number of heads, the activation and rotary positions. Those are constants of the authors'
+code, follow from the name of a published file, or must be passed by the user.
 """
 
 import functools
@@ -22,21 +22,21 @@ from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
 from vit_jax.weights.formats import TRAINING, Fields, Format, Writer
 from vit_jax.weights.rename import Arrays, Rule, Table, below, respelled, table
 
-# -- what published names tell ----------------------------------------------------------
+# -- facts that published names give ----------------------------------------------------
 
 _CLIP_LEVELS = dict(zip(('mean', 'std'), pipelines.CLIP, strict=True))
 _HALF_LEVELS = {'mean': (0.5,) * 3, 'std': (0.5,) * 3}
-# Images in evaluation, in timm's words, with ImageNet's levels unless others are named:
-# DINOv2, MAE and DeiT crop, CLIP crops nothing but a square, DINOv3 and PE squash.
+# Preprocessing in timm's keys. Mean and std are ImageNet's unless named. DINOv2, MAE and
+# DeiT crop the centre; CLIP keeps the largest square; DINOv3 and PE squash.
 _CROPPED = {'interpolation': 'bicubic', 'crop_pct': 0.875}
 _WHOLE = {'interpolation': 'bicubic', 'crop_pct': 1.0}
 _SQUASHED = {'interpolation': 'bilinear', 'crop_pct': 1.0, 'crop_mode': 'squash'}
 
 
-def published(name: str) -> tuple[Fields, dict]:
-  """Returns (fields, facts of images) that the name of a published file tells.
+def look_up(name: str) -> tuple[Fields, dict]:
+  """Looks up the name of a published file: (fields, preprocessing), both may be empty.
 
-  vit_originals.json has regexes of names. A group of the regex tells the heads.
+  vit_originals.json holds regexes of names. The group of a regex selects the heads.
   """
   rows = json.loads(Path(__file__).with_suffix('.json').read_text('utf-8'))
   for regex, row in rows.items():
@@ -48,13 +48,16 @@ def published(name: str) -> tuple[Fields, dict]:
 
 
 def _facts(images: dict, image_size=None, **usual) -> Reader:
-  """Returns the reader of facts: constants, then a published name, then our own config.
+  """Makes a Reader of facts: constants, overridden by the file's name, then our config.
 
-  `images` are those in evaluation, as `pipelines.of_timm` reads them.
+  Args:
+    images: preprocessing, in the keys of `pipelines.read_timm`.
+    image_size: (H, W), unless our config has another one.
+    **usual: constant fields.
   """
 
   def read(config, source):
-    fields, special = published(Path(source).name)
+    fields, special = look_up(Path(source).name)
     facts = configs.ours(config, usual | fields)
     size = facts.image_size or image_size
     return facts._replace(image_size=size, images=images | special)
@@ -65,22 +68,22 @@ def _facts(images: dict, image_size=None, **usual) -> Reader:
 # -- rename tables --------------------------------------------------------------------
 
 
-def _gated(theirs: str, gate='w1', value='w2', out='w3', packed='w12') -> Table:
-  """Returns the rules of a SwiGLU, its first two layers apart or packed, gate first."""
+def _swiglu(theirs: str, gate='w1', value='w2', out='w3', packed='w12') -> Table:
+  """Makes the rules of a SwiGLU; its first two layers may be packed, gate first."""
   return table(
     layers.dense(f'{theirs}.{gate}', f'{MLP}/gate'),
     layers.dense(f'{theirs}.{value}', f'{MLP}/Dense_0'),
     layers.dense(f'{theirs}.{out}', f'{MLP}/Dense_1'),
-    layers.joined(f'{theirs}.{packed}', vit.GATED),
+    layers.join(f'{theirs}.{packed}', vit.GATED),
   )
 
 
-def _unmasked(heads: int) -> t.Transform:
-  """[3 D], the bias of q, k and v, -> those of q and v: the mask hides that of k.
+def _hide_key_bias(heads: int) -> t.Transform:
+  """[3 D], the biases of q, k and v -> those of q and v, because a mask hides that of k.
 
-  The masked third of a file may hold anything, NaN included.
+  In a file the hidden third may hold anything, even NaN.
   """
-  joined = t.joined(t.heads_bias(heads), 3)
+  joined = t.join(t.heads_bias(heads), 3)
   return t.Transform(
     lambda x: joined.load(x)[::2],
     lambda xs: joined.save([xs[0], np.zeros_like(xs[0]), xs[1]]),
@@ -88,20 +91,24 @@ def _unmasked(heads: int) -> t.Transform:
 
 
 def dino(heads: int, masked: bool) -> Table:
-  """DINOv2 and DINOv3, also with blocks in chunks, as they are in training.
+  """Makes the rules of DINOv2 and DINOv3.
 
-  `masked`: whether a mask hides the biases of keys.
+  Files of a training run have blocks in chunks, which are read too.
+
+  Args:
+    heads: the number of attention heads.
+    masked: whether a mask hides the biases of keys.
   """
   bias = (f'{ATTENTION}/query/bias', f'{ATTENTION}/value/bias')
   qkv = 'blocks.{i}.attn.qkv'
   rules = table(
-    Rule(f'{qkv}.bias', bias, _unmasked(heads)) if masked else (),
-    Rule(f'{qkv}.bias_mask', (), t.dropped),
-    Rule('rope_embed.periods', (), t.dropped),
+    Rule(f'{qkv}.bias', bias, _hide_key_bias(heads)) if masked else (),
+    Rule(f'{qkv}.bias_mask', (), t.drop),
+    Rule('rope_embed.periods', (), t.drop),
     Rule('storage_tokens', 'registers'),
     Rule('register_tokens', 'registers'),
     layers.norm('cls_norm', 'Transformer/cls_norm'),
-    _gated('blocks.{i}.mlp'),
+    _swiglu('blocks.{i}.mlp'),
     vit.timm(heads),
   )
   return table(rules, respelled(rules, (r'^blocks\.', 'blocks.{c}.')))
@@ -113,7 +120,7 @@ def _dino_rules(arrays: Arrays, facts: Facts) -> Table:
 
 
 def clip(heads: int) -> Table:
-  """The image tower of CLIP and of open_clip; it has no bias in patches and projection."""
+  """Makes the rules of CLIP's and open_clip's image tower."""
   return table(
     Rule('class_embedding', 'cls', t.vector),
     Rule('positional_embedding', POSITIONS, t.rows),
@@ -126,26 +133,26 @@ def clip(heads: int) -> Table:
 
 
 def perception(heads: int, map_heads: int) -> Table:
-  """The Perception Encoder: CLIP's names, and attention pooling."""
+  """Makes the rules of the Perception Encoder: CLIP's names, and attention pooling."""
   pool = layers.attention_pool('attn_pool', MAP, map_heads)
   names = (r'attention', 'attn'), (r'fc1', 'c_fc'), (r'fc2', 'c_proj')
   return table(clip(heads), respelled(pool, *names), pool)
 
 
 def eva(heads: int) -> Table:
-  """EVA-01, EVA-02 and the image towers of EVA-CLIP."""
+  """Makes the rules of EVA-01, EVA-02 and the image towers of EVA-CLIP."""
   return table(
-    Rule('rope.freqs_{rest}', (), t.dropped),
-    Rule('blocks.{i}.attn.rope.freqs_{rest}', (), t.dropped),
+    Rule('rope.freqs_{rest}', (), t.drop),
+    Rule('blocks.{i}.attn.rope.freqs_{rest}', (), t.drop),
     layers.norm('blocks.{i}.attn.inner_attn_ln', f'{ATTENTION}/norm'),
     layers.norm('blocks.{i}.mlp.ffn_ln', f'{MLP}/norm'),
-    _gated('blocks.{i}.mlp'),
+    _swiglu('blocks.{i}.mlp'),
     vit.timm(heads),
   )
 
 
 def aim(heads: int) -> Table:
-  """AIMv2."""
+  """Makes the rules of AIMv2."""
   names = (
     (r'^patch_embed', 'preprocessor.patchifier'),
     (r'^pos_embed', 'preprocessor.pos_embed'),
@@ -153,17 +160,17 @@ def aim(heads: int) -> Table:
     (r'^blocks', 'trunk.blocks'),
     (r'\.norm(\d)', r'.norm_\1'),
   )
-  gated = _gated('trunk.blocks.{i}.mlp', 'fc1', 'fc3', 'fc2')
+  gated = _swiglu('trunk.blocks.{i}.mlp', 'fc1', 'fc3', 'fc2')
   return table(gated, respelled(vit.timm(heads), *names))
 
 
 def plain(heads: int) -> Table:
-  """DeiT, DeiT III, MAE and I-JEPA: the names that timm took over."""
+  """Makes the rules of DeiT, DeiT III, MAE and I-JEPA, whose names timm adopted."""
   return vit.timm(heads, fields={'classifier': 'distilled'})
 
 
 def trunk(heads: int) -> Table:
-  """A model of timm as the image tower of open_clip."""
+  """Makes the rules of a timm model that is the image tower of open_clip."""
   return table(below(vit.timm(heads), 'trunk.'), layers.dense('head.proj', 'head'))
 
 
@@ -171,7 +178,7 @@ def trunk(heads: int) -> Table:
 
 
 def _infer(flat: Arrays) -> Fields:
-  """Returns the fields that arrays tell of a model by these authors."""
+  """Infers the fields of these authors' models from the parameters."""
   fields = vit.infer(flat)
   fields['act'] = 'silu' if fields.get('mlp') == 'swiglu' else 'gelu_erf'
   if 'registers' in flat and POSITIONS in flat and 'head_dist/kernel' not in flat:
@@ -206,23 +213,25 @@ def _periods(number: int) -> np.ndarray:
 
 
 def _eva_tells(arrays: Arrays) -> Fields:
-  """Returns the rotary positions: the files hold tables of them."""
+  """Infers rotary positions from the file's tables of their cosines."""
   if (table := arrays.get('rope.freqs_cos')) is None:
     return {}
   table = np.asarray(table, np.float32)
   side = math.isqrt(len(table))
-  if abs(table[side, 0] - math.cos(16 / side)) > 1e-3:  # the second row
+  # The first entry of the grid's second row is the cosine of one step.
+  if abs(table[side, 0] - math.cos(16 / side)) > 1e-3:
     raise ValueError('its rotary positions are not scaled to a grid of 16 x 16')
   return {'rope': 'eva', 'rope_reference': (16, 16), 'block': 'pre'}
 
 
+# Keys of open_clip's vision_cfg that are read here, or that change no output.
 _OPEN_CLIP_KEYS = {'image_size', 'layers', 'width', 'head_width', 'patch_size'}
 _OPEN_CLIP_KEYS |= {'mlp_ratio', 'patch_dropout', 'ls_init_value'}
 _OPEN_CLIP_KEYS |= {'norm_kwargs', 'act_kwargs'}
 
 
 def _open_clip(config: dict, source: str) -> Facts:
-  """Reads the image tower's part of an open_clip_config.json."""
+  """Reads the facts of the image tower from an open_clip_config.json."""
   whole = config['open_clip']
   model = configs.section(whole, 'model_cfg')
   vision = configs.section(model, 'vision_cfg')
@@ -234,47 +243,57 @@ def _open_clip(config: dict, source: str) -> Facts:
     facts = _TIMM.facts(timm, source)
     return facts._replace(image_size=size, images=images, config=config)
   if odd := vision.keys() - _OPEN_CLIP_KEYS:
-    raise ValueError(
-      f'vision_cfg.{min(odd)} is not read: it may compute something else'
-    )
+    raise ValueError(f'vision_cfg.{min(odd)} is unknown: it may change the outputs')
   fields = {
     'act': configs.open_clip_act(model, vision),
     'norm_eps': configs.section(vision, 'norm_kwargs').get('eps', 1e-5),
     'num_heads': vision['width'] // vision.get('head_width', 64),
   }
   pp = configs.section(config, 'vit_jax').get('pp')
-  return Facts(fields, size, pp=pp, config=config, images=images)
+  return Facts(fields=fields, image_size=size, pp=pp, config=config, images=images)
 
 
 def _open_clip_images(cfg: dict) -> dict:
   mode = cfg.get('resize_mode', 'shortest')
   if mode not in ('shortest', 'squash'):
-    raise ValueError(f"resize_mode {mode!r} is not read: 'shortest' and 'squash' are")
+    raise ValueError(f"resize_mode={mode!r}, expected 'shortest' or 'squash'")
   levels = {k: cfg.get(k, _CLIP_LEVELS[k]) for k in ('mean', 'std')}
   method = cfg.get('interpolation', 'bicubic')
   modes = {'shortest': 'center', 'squash': 'squash'}
   return levels | _WHOLE | {'interpolation': method, 'crop_mode': modes[mode]}
 
 
-# -- written --------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------
 
 
 def _config(fields, image_size, class_names) -> dict:
-  """Returns our own config: the fields that these authors' files do not tell."""
-  one = dict(classifier=('token',), posemb_where=('stem',), attention=('full',))
-  one |= dict(representation_size=(None,), stem_blocks=(None,), relpos=('none',))
-  one |= dict(block=('pre',), kv_heads=(None,), norm=('layer',), dense_bias=(True,))
-  one |= dict(layer_scale_where=('both',), projection=(None,), unit=(False,))
-  one |= dict(posemb=('learn', 'none'), rope=('none', 'dinov3'))
-  one |= dict(extra_norms=((), ('tokens',)))
+  """Writes our own config: the fields that the arrays of these authors do not show."""
+  allowed = {
+    'classifier': ('token',),
+    'posemb_where': ('stem',),
+    'attention': ('full',),
+    'representation_size': (None,),
+    'stem_blocks': (None,),
+    'relpos': ('none',),
+    'block': ('pre',),
+    'kv_heads': (None,),
+    'norm': ('layer',),
+    'dense_bias': (True,),
+    'layer_scale_where': ('both',),
+    'projection': (None,),
+    'unit': (False,),
+    'posemb': ('learn', 'none'),
+    'rope': ('none', 'dinov3'),
+    'extra_norms': ((), ('tokens',)),
+  }
   if fields['rope'] != 'dinov3':
-    one |= dict(qkv_bias=('qkv', 'none'), final_norm=('tokens',))
-  configs.need(fields, 'authors', **one)
+    allowed |= {'qkv_bias': ('qkv', 'none'), 'final_norm': ('tokens',)}
+  configs.need(fields, 'authors', **allowed)
   ours = {'fields': {'num_heads': fields['num_heads']}}
   if fields['extra_norms']:
     ours['fields']['act'] = fields['act']
   elif fields['layer_scale'] is None:
-    raise ValueError('authors cannot express layer_scale=None but in CLIP')
+    raise ValueError('authors can express layer_scale=None for CLIP only')
   else:
     configs.need(fields, 'authors', num_classes=(None,), patch_bias=(True,))
   if image_size[0] != image_size[1]:
@@ -292,11 +311,11 @@ def _open_clip_config(fields, image_size, class_names) -> dict:
   configs.need_defaults(fields, 'open_clip', 'vit', told | TRAINING)
   width = fields['width']
   vision = {
-    'image_size': configs.one(image_size),
+    'image_size': configs.int_or_pair(image_size),
     'layers': fields['depth'],
     'width': width,
     'head_width': width // fields['num_heads'],
-    'patch_size': configs.one(fields['patch_size']),
+    'patch_size': configs.int_or_pair(fields['patch_size']),
     'mlp_ratio': configs.timm_ratio(fields['mlp_dim'], width),
     'norm_kwargs': {'eps': fields['norm_eps']},
     'ls_init_value': fields['layer_scale'],
@@ -317,7 +336,7 @@ def _write_rules(flat: Arrays, fields: Fields) -> Table:
 
 
 def _buffers(flat: Arrays, fields: Fields) -> Arrays:
-  """Returns DINO's mask token, and of DINOv3 the periods and the masks of biases."""
+  """Returns DINO's mask token; for DINOv3 also the periods and the masks of biases."""
   if 'tokens' in fields['extra_norms']:
     return {}
   width = fields['width']
@@ -338,7 +357,8 @@ _TIMM = next(format for format in vit.FORMATS if format.name == 'timm')
 _RESBLOCKS = r'(visual\.)?transformer\.resblocks\.0\.ln_1\.weight'
 
 
-def _with_heads(rules: Callable[[int], Table]):
+def _pass_heads(rules: Callable[[int], Table]):
+  """Makes `Format.rules` of a function that takes the number of heads."""
   return lambda arrays, facts: rules(facts.fields['num_heads'])
 
 
@@ -371,7 +391,8 @@ _pe_facts = functools.partial(
   _facts, _HALF_LEVELS | _SQUASHED, norm_eps=1e-5, rope='pe'
 )
 FORMATS = (
-  _format(  # DINOv3
+  # DINOv3.
+  _format(
     marker=r'(backbone\.)?rope_embed\.periods',
     within=r'backbone\.',
     ignored=r'mask_token|(local_cls_norm|projectors)\..*',
@@ -379,7 +400,8 @@ FORMATS = (
     tells=_dino_tells,
     facts=_facts(_SQUASHED, (256, 256), norm_eps=1e-5, rope='dinov3'),
   ),
-  _format(  # DINOv2; writes DINOv3 and CLIP too
+  # DINOv2. This format also writes DINOv3 and CLIP.
+  _format(
     marker=(r'(backbone\.)?blocks\.(\d+\.)?0\.ls1\.gamma', r'(backbone\.)?mask_token'),
     within=r'backbone\.',
     ignored='mask_token',
@@ -389,7 +411,8 @@ FORMATS = (
     resize=lambda fields: 'bicubic' if fields.get('registers') else 'bicubic_offset',
     writer=Writer(config=_config, rules=_write_rules, buffers=_buffers),
   ),
-  _perception(  # core models, with attention pooling
+  # The core models of the Perception Encoder, which have attention pooling.
+  _perception(
     marker=r'visual\.attn_pool\.probe',
     facts=_pe_facts(map_heads=8, map_prefix=True),
     needs=('num_heads', 'map_heads'),
@@ -401,46 +424,50 @@ FORMATS = (
   ),
   _open_clip_format(
     marker=_RESBLOCKS,
-    rules=_with_heads(clip),
+    rules=_pass_heads(clip),
     writer=Writer(config=_open_clip_config, rules=_write_rules),
   ),
   _open_clip_format(
     marker=r'visual\.trunk\.blocks\.0\.attn\.qkv\.weight',
-    rules=_with_heads(trunk),
+    rules=_pass_heads(trunk),
     infer=vit.infer,
   ),
   _format(  # OpenAI
     marker=_RESBLOCKS,
     within=r'visual\.',
-    rules=_with_heads(clip),
+    rules=_pass_heads(clip),
     facts=_facts(_CLIP_LEVELS | _WHOLE, norm_eps=1e-5),
     needs=('num_heads', 'act'),
   ),
-  _format(  # EVA
+  # EVA.
+  _format(
     marker=r'(visual\.)?blocks\.0\.(mlp\.(w1|w12)|attn\.inner_attn_ln)\.weight'
     r'|visual\.blocks\.0\.attn\..*',
     within=r'visual\.',
     ignored=r'mask_token|lm_head\..*',
-    rules=_with_heads(eva),
+    rules=_pass_heads(eva),
     tells=_eva_tells,
     facts=_facts(_CLIP_LEVELS | _WHOLE),
     needs=('num_heads', 'block'),
   ),
-  _format(  # AIMv2
+  # AIMv2.
+  _format(
     marker=r'preprocessor\.patchifier\.proj\.weight',
-    rules=_with_heads(aim),
+    rules=_pass_heads(aim),
     facts=_facts(_CLIP_LEVELS | _WHOLE, norm_eps=1e-5),
   ),
-  _format(  # MAE with its decoder
+  # MAE with its decoder.
+  _format(
     marker=r'decoder_embed\.weight',
     ignored=r'decoder_.*|mask_token',
-    rules=_with_heads(plain),
+    rules=_pass_heads(plain),
     facts=_facts(_CROPPED),
   ),
-  _format(  # timm's names, told apart by the name of the file
+  # Files with timm's names, recognised by the name of the file.
+  _format(
     marker=r'blocks\.0\.attn\.qkv\.weight',
-    when=lambda config, name: 'architecture' not in config and bool(published(name)[0]),
-    rules=_with_heads(plain),
+    when=lambda config, name: 'architecture' not in config and bool(look_up(name)[0]),
+    rules=_pass_heads(plain),
     facts=_facts(_CROPPED),
   ),
   Format(  # the image tower of big_vision's two
