@@ -21,10 +21,12 @@ os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 import atexit
+import fcntl
 import gc
 import shutil
 import subprocess
 import tempfile
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -73,20 +75,28 @@ def one_device(monkeypatch):
   runs.on_one_device(monkeypatch)
 
 
+def run_once(name, *changes):
+  """Returns the folder of a finished run, which one process makes for all workers."""
+  workdir = Path(os.environ['VIT_JAX_CACHE']) / name
+  with open(f'{workdir}.lock', 'a+') as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    if not file.tell():  # nobody has finished it
+      shutil.rmtree(workdir, ignore_errors=True)
+      runs.run_on_one_device(workdir, *changes)
+      file.write('finished')
+  return workdir
+
+
 @pytest.fixture(scope='session')
-def short_run(tmp_path_factory):
+def short_run():
   """Returns the folder of a finished run, `runs.SHORT`; copy it before you change it."""
-  workdir = tmp_path_factory.mktemp('short_run')
-  runs.run_on_one_device(workdir, *runs.SHORT)
-  return workdir
+  return run_once('short_run', *runs.SHORT)
 
 
 @pytest.fixture(scope='session')
-def reference(tmp_path_factory):
+def reference():
   """Returns the folder of the small run, which nothing interrupted, on one device."""
-  workdir = tmp_path_factory.mktemp('reference')
-  runs.run_on_one_device(workdir)
-  return workdir
+  return run_once('reference')
 
 
 @pytest.fixture
