@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import vit_jax
-from tests.support import rooms
+from tests.support import GOLDEN, rooms
+from tests.support.blocking import BLOCK
 from vit_jax import __main__ as command
 from vit_jax.__main__ import COMMANDS
 
@@ -111,16 +113,6 @@ OPTIONAL = (
   'big_vision',
 )
 
-# A finder in front of all others that refuses the packages named in argv[1].
-_BLOCK = """
-import sys
-class Refuse:
-  def find_spec(self, name, path=None, target=None):
-    if name.partition('.')[0] in sys.argv[1].split(','):
-      raise ModuleNotFoundError(f'{name} is blocked by the test', name=name)
-sys.meta_path.insert(0, Refuse())
-"""
-
 
 def _run(code: str, *args: str) -> str:
   result = subprocess.run(
@@ -128,7 +120,7 @@ def _run(code: str, *args: str) -> str:
     capture_output=True,
     text=True,
     cwd=ROOT,
-    env={**os.environ, 'XLA_FLAGS': ''},  # one device starts sooner than eight
+    env={**os.environ, 'XLA_FLAGS': runs.one_device()},  # starts sooner than eight
     check=False,
   )
   assert result.returncode == 0, result.stderr
@@ -229,14 +221,6 @@ def test_the_whole_keeps_its_size():
     assert lines <= most, f'{folder}: {lines} lines, more than LINES, above'
 
 
-@pytest.mark.parametrize('module', REACH)
-def test_reading_a_module_needs_few_others(module):
-  code = (
-    f'import sys, {module}; print(sum(m.startswith("vit_jax") for m in sys.modules))'
-  )
-  assert int(_run(code)) - 1 <= REACH[module]
-
-
 def test_models_do_not_import_one_another():
   # A page of a model ends with FAMILY; the others are tables of names.
   pages = (PACKAGE / 'models').glob('[!_]*.py')
@@ -263,15 +247,9 @@ def test_every_module_imports():
   assert not wrong, '\n'.join(wrong)
 
 
-def test_every_module_imports_without_the_optional_packages():
-  # matplotlib is the one optional package imported at the top of files: those of plots.
-  names = [name for name in MODULES if not name.startswith('vit_jax.explain.plots')]
-  code = 'import importlib\nfor name in sys.argv[2:]: importlib.import_module(name)\n'
-  _run(_BLOCK + code, ','.join(OPTIONAL), *names)
-
-
-def test_a_model_runs_without_tensorflow_clu_and_ml_collections():
+def test_without_the_optional_packages(tmp_path):
   code = """
+import importlib
 import jax, vit_jax, vit_jax.weights
 model = vit_jax.create_model('vit', 'mu/16', num_classes=5)
 images = jax.numpy.zeros((2, 32, 32, 3))
@@ -279,35 +257,61 @@ shapes = jax.eval_shape(model.init, jax.random.key(0), images)
 variables = jax.tree.map(lambda s: jax.numpy.zeros(s.shape, s.dtype), shapes)
 logits, _ = jax.jit(model.apply)(variables, images)
 assert logits.shape == (2, 5), logits.shape
+
+from vit_jax import cli
+from vit_jax.tools import predict
+assert cli.run(predict.main, sys.argv[1:3]) == 0
+
+for name in ('ml_collections', 'orbax', 'matplotlib'):
+  blocked.remove(name)
+for name in sys.argv[3:]:
+  importlib.import_module(name)
 """
-  _run(_BLOCK + code, ','.join([*OPTIONAL, 'ml_collections', 'orbax', 'matplotlib']))
+  blocked = ','.join([*OPTIONAL, 'ml_collections', 'orbax', 'matplotlib'])
+  image = tmp_path / 'image.png'
+  Image.new('RGB', (40, 50), 'red').save(image)
+  # matplotlib is the one optional package imported at the top of files: those of plots.
+  names = [name for name in MODULES if not name.startswith('vit_jax.explain.plots')]
+  source = GOLDEN / 'vit_google_token.npz'
+  assert ' %  ' in _run(BLOCK + code, blocked, str(source), str(image), *names)
 
 
-def test_import_is_cheap():
+def test_import_is_cheap_and_needs_few_modules():
   # Processor time, not wall-clock, and the best of three: the tests run beside one
   # another and beside other programs, and waiting for them is not our cost. Of the
   # models' import the part that is ours: JAX and Flax before it take 1.0 s here, and
   # more on a slower machine, whatever we do.
   code = """
-import time
+import os, sys, time
 start = time.process_time()
 import vit_jax
 package = time.process_time() - start
 assert 'jax' not in sys.modules, 'import vit_jax imports jax'
 import flax.linen
-start = time.process_time()
-import vit_jax.models.vit
-print(package, time.process_time() - start)
-heavy = {'optax', 'orbax', 'sklearn', 'matplotlib', 'PIL'} & set(sys.modules)
-assert not heavy, f'a model imports {heavy}'
+for module in sys.argv[1:]:
+  if os.fork():  # JAX is imported once for all of them
+    os.wait()
+    continue
+  start = time.process_time()
+  __import__(module)
+  seconds = time.process_time() - start
+  heavy = {'optax', 'orbax', 'sklearn', 'matplotlib', 'PIL'} & set(sys.modules)
+  assert not heavy or 'train' in module, f'a model imports {heavy}'
+  others = sum(name.startswith('vit_jax') for name in sys.modules) - 1
+  print(module, package, seconds, others, flush=True)
+  os._exit(0)
 """
   for _ in range(3):
-    package, models = map(float, _run('import sys\n' + code).split())
+    lines = [line.split() for line in _run(code, *REACH).splitlines()]
+    assert [line[0] for line in lines] == list(REACH)
+    package, models = float(lines[0][1]), float(lines[0][2])
     # Measured 0.003 s and 0.02 s; TensorFlow, once in, costs 2 s and more.
     if package < 0.2 and models < 0.3:
       break
   assert package < 0.2
   assert models < 0.3
+  for module, *_, others in lines:
+    assert int(others) <= REACH[module], module
 
 
 @pytest.mark.filterwarnings('ignore:.*found in sys.modules:RuntimeWarning')

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.support import GOLDEN, classifiers, commands
+from tests.support.blocking import BLOCK
 from tests.support.goldens import GOLDENS, path_of
-from tests.test_structure import _BLOCK
 from vit_jax import cli, models, weights
 from vit_jax.errors import UserError
 from vit_jax.kernels import attention
@@ -39,15 +39,15 @@ model = tf.saved_model.load(file)
 call = lambda x: model.signatures['serving_default'](images=tf.constant(x))
 """,
 }
-# Reads FILE and EXPECTED, argv[2:4], and writes the program's outputs for the images to
-# argv[4]: for all of them, and for the first alone.
+# Reads FILE and EXPECTED, argv[1:3], and writes the program's outputs for the images to
+# argv[3]: for all of them, and for the first alone.
 PROGRAM = """
 import numpy as np
-for name in sys.argv[1].split(','):
+for name in blocked:
   try: __import__(name)
   except ModuleNotFoundError: continue
   raise AssertionError(f'{name} can be imported')
-_, _, file, expected, out = sys.argv
+_, file, expected, out = sys.argv
 images = np.load(expected)['image']
 READER
 whole = {k: np.asarray(v) for k, v in call(images).items()}
@@ -79,7 +79,7 @@ def check(golden, to, tmp_path, *options):
   assert run(path_of(golden), file, '--to', to, *size_of(golden), *options) == 0
   # The reader of TensorFlow has no JAX either.
   blocked = 'vit_jax,jax,flax' if to == 'savedmodel' else 'vit_jax,flax'
-  code = _BLOCK + PROGRAM.replace('READER', READERS[to])
+  code = BLOCK + PROGRAM.replace('READER', READERS[to])
   expected = GOLDEN / f'{golden}.expected.npz'
   env = {k: v for k, v in os.environ.items() if k not in ('PYTHONPATH', 'XLA_FLAGS')}
   argv = [sys.executable, '-c', code, blocked, str(file), str(expected), str(out)]

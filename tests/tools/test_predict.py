@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 from PIL import Image
 
 from tests.support import GOLDEN, commands, naming
-from tests.test_structure import _BLOCK
 from vit_jax import cli, inference, weights
 from vit_jax.errors import UserError
 from vit_jax.tools import predict
@@ -91,23 +88,6 @@ def test_table_and_json(folder, capsys):
   text = capsys.readouterr().out
   assert 'not read: not an image' in text
   assert f'{100 * top[0]["probability"]:5.1f} %  {top[0]["name"]}' in text
-
-
-def test_works_without_tensorflow(folder):
-  code = 'from vit_jax import cli\nfrom vit_jax.tools import predict\nsys.exit(cli.run(predict.main))\n'
-  blocked = 'tensorflow,tensorflow_datasets,clu,ml_collections'
-  # argv[1] is read by the block, what follows by the tool.
-  code = f'{_BLOCK}\nblocked = sys.argv.pop(1)\n{code}'.replace(
-    "sys.argv[1].split(',')", "blocked.split(',')"
-  )
-  result = subprocess.run(
-    [sys.executable, '-c', code, blocked, SOURCE, str(folder / 'a.png')],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert result.returncode == 0, result.stderr
-  assert ' %  ' in result.stdout
 
 
 def test_weights_without_a_head_have_no_classes(folder, tmp_path, capsys):
