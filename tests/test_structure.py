@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from tests.support import GOLDEN, rooms
+from tests.support import GOLDEN, rooms, runs
 from tests.support.blocking import BLOCK
 from vit_jax import __main__ as command
 from vit_jax.__main__ import COMMANDS
