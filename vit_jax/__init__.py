@@ -8,10 +8,11 @@ from vit_jax.version import __version__ as __version__
 
 
 def list_models(pattern: str = '*', pretrained: bool = False) -> list[str]:
-  """Returns usual names of models and weights, of many more: `list_models('*dino*')`.
+  """Lists the usual names of models and weights, `list_models('*dino*')`; many more work.
 
-  `create_model` takes those of models; `load` those of weights, 'b16-augreg-i21k' and
-  'hf:timm/vit_base_patch16_224.dino', which alone are `pretrained`.
+  `create_model` takes the names of models. `load` takes the names of weights, such as
+  'b16-augreg-i21k' and 'hf:timm/vit_base_patch16_224.dino'. With `pretrained` only the names
+  of weights are listed.
   """
   import fnmatch
 
@@ -24,12 +25,13 @@ def list_models(pattern: str = '*', pretrained: bool = False) -> list[str]:
 
 
 def create_model(name: str, variant: str | None = None, **fields):
-  """Returns a Linen model: `create_model('vit', 'B/16', num_classes=10)`.
+  """Builds a Linen model: `create_model('vit', 'B/16', num_classes=10)`.
 
-  `create_model('vit_small_patch14_dinov2.lvd142m')` is the model that timm calls so. All
-  arguments: `vit_jax.models.build`. Weights come with `load`.
+  The names of timm's models work too: `create_model('vit_small_patch14_dinov2.lvd142m')`.
+  For all arguments see `vit_jax.models.build`. `load` returns a model with weights.
   """
-  from vit_jax import errors, models  # importing vit_jax alone costs nothing
+  # Imported here, so that importing vit_jax alone costs nothing.
+  from vit_jax import errors, models
 
   if 'pretrained' in fields:
     sources = list_models(f'*{name}*', pretrained=True) or [f'hf:timm/{name}.TAG']
@@ -40,10 +42,10 @@ def create_model(name: str, variant: str | None = None, **fields):
 
 
 def load(source: str, **options):
-  """Returns published weights or a run with their model: a `weights.Loaded`.
+  """Loads published weights or a run, with the model: a `weights.Loaded`.
 
-  `source` is a file, a run ('runs/digits@best') or a name ('b16-augreg-i21k'); all
-  arguments: `vit_jax.weights.load`.
+  `source` is a file, a run ('runs/digits@best') or a name ('b16-augreg-i21k'). For all
+  arguments see `vit_jax.weights.load`.
 
     loaded = vit_jax.load('ViT-B_16.npz')
     images = loaded.preprocess(['photo.jpg'])
@@ -57,7 +59,8 @@ def load(source: str, **options):
 def class_names(name: str) -> list[str]:
   """Returns the names of the classes of 'imagenet1k', 'imagenet21k', ...
 
-  `class_names('imagenet1k')[207]` is 'golden retriever'. The lists: `vit_jax.imagenet`.
+  `class_names('imagenet1k')[207]` is 'golden retriever'. For the lists see
+  `vit_jax.imagenet`.
   """
   from vit_jax import imagenet
 
@@ -65,18 +68,18 @@ def class_names(name: str) -> list[str]:
 
 
 def preprocess(images, loaded=None, *, pp: str | None = None):
-  """Returns images as a model takes them, float32 [B, H, W, C].
+  """Preprocesses images for a model: float32 [B, H, W, C].
 
-  `preprocess(['a.jpg'], loaded)` for what `load` returned; for a model of your own
+  Write `preprocess(['a.jpg'], loaded)` for the result of `load`, and for a model of your own
   `preprocess(['a.jpg'], pp='decode|resize(224)|value_range(-1, 1)')`.
 
-  An image that cannot be read or used is an `errors.BadImage`, a ValueError.
+  Raises `errors.BadImage`, a ValueError, for an image that cannot be read or used.
 
   Args:
     images: paths, bytes, PIL images or uint8 arrays [H, W, C]; or one uint8 array
       [B, H, W, C].
-    loaded: whose pipeline is taken, and whose size is checked.
-    pp: a pipeline, in its place.
+    loaded: the result of `load`. Its pipeline is used, and its image size is checked.
+    pp: a pipeline to use instead.
   """
   from vit_jax.data import single_image
 
@@ -86,10 +89,10 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
 
 
 def attention_maps(source, images, kind: str = 'rollout', **options):
-  """Returns where a model looked, float32 [B, h, w] on the grid of patches.
+  """Returns maps of where a model looked, float32 [B, h, w] on the grid of patches.
 
-  `attention_maps('ViT-B_16.npz', ['photo.jpg'])`, or with the result of `load`; all
-  arguments: `vit_jax.explain.attention_maps`.
+  The source is a name or path, `attention_maps('ViT-B_16.npz', ['photo.jpg'])`, or the
+  result of `load`. For all arguments see `vit_jax.explain.attention_maps`.
   """
   from vit_jax import explain
 

@@ -1,6 +1,6 @@
 """vit_jax COMMAND ...: training and all tools under one name.
 
-A command runs as `python -m` runs its module, which is imported then and not before.
+A command runs its module as `python -m` would, and imports it only then.
 """
 
 import platform

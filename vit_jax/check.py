@@ -1,12 +1,12 @@
-"""The one validator: a config against the signatures of the code that reads it.
+"""Validates a config against the signatures of the code that reads it.
 
-A section of a config holds the keyword arguments of one function or class. Its parameters
-are the keys; their annotations are the types, and in `Annotated` the ranges and choices:
+A section of a config holds the keyword arguments of one function or class. The parameters
+are the keys, and their annotations are the types. `Annotated` adds ranges and choices:
 
   def sgd(*, momentum: Annotated[float, Range(0, 1, '[)')] = 0.9, nesterov: bool = False)
 
-So a config can hold nothing that nothing reads, and each range stands once, beside the
-code that needs it. A run checks everything once, before it opens data or weights.
+So a config cannot hold keys that no code reads, and every range stands in one place, beside
+the code that needs it. A run checks everything once, before it opens data or weights.
 """
 
 import ast
@@ -36,7 +36,8 @@ class Range:
   low: float
   high: float = math.inf
   ends: str = '[]'
-  why: str = ''  # the reason of a bound, for the message
+  # The reason for a bound, for the message.
+  why: str = ''
 
   def __call__(self, where: str, value, section) -> None:
     above = value > self.low if self.ends[0] == '(' else value >= self.low
@@ -51,7 +52,7 @@ class Range:
 
 
 class Section:
-  """A section that `consumer` reads; `provided` and the dict `extra` as of `bind`."""
+  """A rule for a section that `consumer` reads; for `provided` and `extra` see `bind`."""
 
   def __init__(self, consumer, provided: Sequence[str] = (), **extra):
     self.consumer, self.provided, self.extra = consumer, provided, extra
@@ -61,10 +62,10 @@ class Section:
 
 
 class Named:
-  """A section in which `key` names the entry of `table` that reads the others.
+  """A rule for a section in which `key` names the entry of `table` that reads the others.
 
   Args:
-    extra: {key: annotation} of keys that the run itself reads.
+    extra: {key: annotation} of the keys that the run itself reads.
   """
 
   def __init__(self, table, key: str = 'name', **extra):
@@ -79,13 +80,13 @@ class Named:
 
 
 def nonempty(where: str, value, section) -> None:
-  """Refuses a list or a section with nothing in it."""
+  """Raises UserError for an empty list or section."""
   if not value:
     raise UserError(f'{where}={value!r}: expected one value or more.')
 
 
 def distinct(where: str, value, section) -> None:
-  """Refuses a list that is empty or has a value twice."""
+  """Raises UserError for a list that is empty or has a value twice."""
   if not 0 < len(value) == len({*value}):
     raise UserError(f'{where}={value!r}: expected one value or more, none twice.')
 
@@ -121,9 +122,9 @@ def bind(
   """Checks a section against the signature of the code that reads it, to any depth.
 
   Args:
-    where: the section's name in messages, 'config.optim'.
-    provided: parameters that the run passes, and a config may not.
-    extra: {key: annotation} of keys that another reader takes.
+    where: the name of the section in messages, 'config.optim'.
+    provided: parameters that the run passes, and a config may not set.
+    extra: {key: annotation} of keys that other code reads.
   """
   check(where, section, dict)
   if not isinstance(consumer, inspect.Signature):
@@ -136,13 +137,13 @@ def bind(
     raise UserError(f'{where} lacks {", ".join(missing)}.')
   for key, value in section.items():
     _check_type(f'{where}.{key}', value, kinds[key])
-  # Types come first because a rule may read other keys of the section.
+  # Check all types first, because a rule may read other keys of the section.
   for key, value in section.items():
     check(f'{where}.{key}', value, kinds[key], section)
 
 
 def check_keys(where: str, section: dict, keys) -> None:
-  """Raises UserError for a key that nothing reads; lists the keys and suggests one."""
+  """Raises UserError for an unknown key; the message lists the keys and suggests one."""
   for key in section:
     if key not in keys:
       raise UserError(
@@ -154,9 +155,9 @@ def check(where: str, value, kind, section: dict | None = None) -> None:
   """Checks a value against an annotation.
 
   Args:
-    kind: int, float (which takes ints), str, bool, None, dict, lists and tuples, unions,
-      `Literal` and `Annotated` of them, to any depth; anything else takes any value.
-    section: the dict in which the value stands.
+    kind: int, float (which accepts ints), str, bool, None, dict, list, tuple, and unions,
+      `Literal` and `Annotated` of them, to any depth. Any other annotation accepts any value.
+    section: the dict that holds the value.
   """
   _check_type(where, value, kind)
   origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -178,7 +179,7 @@ def check(where: str, value, kind, section: dict | None = None) -> None:
 
 
 def plain(where: str, value) -> None:
-  """Raises UserError for a value that config.json could not hold, at any depth."""
+  """Raises UserError for a value that config.json cannot hold, at any depth."""
   if isinstance(value, dict):
     for key, item in value.items():
       plain(f'{where}.{key}', item)
@@ -194,7 +195,7 @@ def plain(where: str, value) -> None:
 
 
 def parse_call(text: str) -> tuple[str, list, dict]:
-  """Returns (name, arguments, keyword arguments) of 'NAME' or 'NAME(1, key=2)'.
+  """Parses 'NAME' or 'NAME(1, key=2)' to (name, arguments, keyword arguments).
 
   Raises:
     ValueError: for other text, or for arguments that are not plain literals.
@@ -218,9 +219,9 @@ def parse_call(text: str) -> tuple[str, list, dict]:
 
 @contextlib.contextmanager
 def prefix_errors(where: str) -> Iterator[None]:
-  """Raises a UserError that begins with `where` in place of a ValueError.
+  """While active: turns a ValueError into a UserError that begins with `where`.
 
-  An error of a subclass, such as DataError, passes as it is.
+  A subclass of UserError, such as DataError, passes unchanged.
   """
   try:
     yield
@@ -259,7 +260,7 @@ def _items(kind, value) -> Sequence:
 
 
 def _fits(value, kind) -> bool:
-  """Whether a value has the type of an annotation, apart from its rules."""
+  """Whether a value has the type of an annotation; does not apply the rules."""
   kind = _bare(kind)
   origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
   if _is_union(kind):
@@ -280,7 +281,7 @@ def _fits(value, kind) -> bool:
 
 
 def _describe(kind) -> str:
-  """Returns the text of an annotation in a message: 'int in [1, 1000] or None'."""
+  """Describes an annotation for a message: 'int in [1, 1000] or None'."""
   if typing.get_origin(kind) is Annotated:
     ranges = [f' in {rule}' for rule in kind.__metadata__ if isinstance(rule, Range)]
     return _describe(kind.__origin__) + ''.join(ranges)

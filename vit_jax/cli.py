@@ -1,4 +1,4 @@
-"""Common parts of all commands: one line per error, exit codes, arguments, JSON."""
+"""What all commands share: errors of one line, exit codes, arguments and JSON."""
 
 import argparse
 import errno
@@ -23,14 +23,14 @@ from vit_jax.errors import (
 )
 
 INTERRUPTED = 'interrupted.'
-# The exit code after SIGPIPE, as that of programs in C: 128 + 13.
+# The exit code after SIGPIPE, 128 + 13, as programs in C have it.
 _NO_READER = 141
 
 
 def exit_on_interrupt() -> None:
-  """Makes Ctrl-C print one line and exit, from now on.
+  """From now on, Ctrl-C prints one line and exits.
 
-  In an import under way C extensions would turn an exception into errors of their own.
+  During an import, C extensions would turn an exception into errors of their own.
   """
   import signal
 
@@ -42,7 +42,7 @@ def exit_on_interrupt() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-  """A command's arguments, --import and --json; raises UserError where argparse exits."""
+  """Parses a command's arguments, --import and --json; raises UserError where argparse exits."""
 
   def __init__(self, *args, json: bool = True, **options):
     super().__init__(*args, **options)
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Import(argparse.Action):
-  """Executes a file, so that names that it registers are known to the command."""
+  """Executes a file, so that the command knows the names that the file registers."""
 
   def __call__(self, parser, namespace, file, flag=None):
     from vit_jax import config
@@ -66,7 +66,7 @@ class _Import(argparse.Action):
 
 
 def count(text: str, least: int = 0) -> int:
-  """Returns an argument as an integer of 0 or more; '303e6' is one."""
+  """Parses an argument as an integer of `least` or more; '303e6' is an integer."""
   try:
     value = float(text)
   except ValueError:
@@ -77,18 +77,18 @@ def count(text: str, least: int = 0) -> int:
 
 
 def positive(text: str) -> int:
-  """Returns an argument as an integer of 1 or more."""
+  """Parses an argument as an integer of 1 or more."""
   return count(text, 1)
 
 
 def resolution(text: str) -> tuple[int, int]:
-  """Returns an argument '224' or '224x160' as (height, width), pixels."""
+  """Parses an argument '224' or '224x160' as (height, width) in pixels."""
   height, _, width = text.partition('x')
   return positive(height), positive(width or height)
 
 
 def words(allowed: Sequence[str]) -> Callable[[str], list[str]]:
-  """Returns the argument type of a comma-separated list of some of these words."""
+  """Returns an argparse type: a comma-separated list of some of the allowed words."""
 
   def parse(text: str) -> list[str]:
     names = list(dict.fromkeys(text.split(',')))
@@ -102,7 +102,7 @@ def words(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 class Fields(argparse.Action):
-  """Collects KEY=VALUE of a repeated flag in a dict; values are Python literals or text."""
+  """Collects the KEY=VALUEs of a repeated flag in a dict; values are literals or text."""
 
   def __init__(self, option_strings, dest, **options):
     super().__init__(option_strings, dest, default={}, metavar='KEY=VALUE', **options)
@@ -118,21 +118,22 @@ class Fields(argparse.Action):
 
 
 def refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
-  """Raises UserError, '--NAME why.', for an option that was given a value."""
+  """Raises UserError, '--NAME why.', if one of these options has a value."""
   for name in names:
     if getattr(args, name, None) not in (None, {}):
       raise UserError(f'--{name} {why}.')
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
-  """Returns the exit code of `main(argv)`, by default with this process's arguments.
+  """Runs `main`, by default with the arguments of this process, and returns the exit code.
 
-  `RunError`, a full disk and Ctrl-C are printed as one line; other errors are raised.
-  Ends quietly when nobody reads the output any more (`inspect ... | head`).
+  Prints `RunError`, a full disk and Ctrl-C as one line; raises other errors. Ends quietly
+  when nobody reads the output any more (`inspect ... | head`).
   """
-  if hasattr(sys.stdout, 'reconfigure'):  # names of files may not be UTF-8
+  if hasattr(sys.stdout, 'reconfigure'):
+    # Names of files may not be UTF-8.
     sys.stdout.reconfigure(errors='backslashreplace')
-  # Odd images: those that matter are reported as errors, with the file's name.
+  # Pillow warns of odd images. Those that matter are reported as errors, with their names.
   warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
     code = main(sys.argv[1:] if argv is None else argv)
@@ -165,24 +166,25 @@ def _nobody_reads() -> bool:
 
   try:
     file = sys.stdout.fileno()
-  except OSError:  # no file, in a test or a notebook
+  except OSError:
+    # Standard output is no file, as in a test or a notebook.
     return False
   poll = select.poll()
   poll.register(file, select.POLLOUT)
   if not any(event & select.POLLERR for _, event in poll.poll(0)):
     return False
-  # Python flushes once more at its end, and would complain.
+  # Python flushes once more when it exits, and would report an error.
   os.dup2(os.open(os.devnull, os.O_WRONLY), file)
   return True
 
 
 def show(args: argparse.Namespace, record: dict, text: str) -> int:
-  """Prints the record with --json and the text without; returns 0."""
+  """Prints the record if --json is given, and otherwise the text; returns 0."""
   print_json(record) if args.json else print(text)
   return 0
 
 
 def print_json(record: dict) -> None:
-  """Prints one JSON object as one line; NaN and infinities, which JSON lacks, as null."""
+  """Prints one JSON object as one line, with null for NaN and infinities, which JSON lacks."""
   record = json.loads(json.dumps(record), parse_constant=lambda name: None)
   print(json.dumps(record), flush=True)

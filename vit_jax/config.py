@@ -1,8 +1,8 @@
-"""Configs are Python data: loading, arguments, overrides.
+"""Loads configs, which are Python data, parses their arguments and applies overrides.
 
-A config file defines `get_config(arg)` and returns an `ml_collections.ConfigDict`; the
-rest of the code sees plain dicts. Executing a config file executes its code, by design. A
-run writes its resolved config to its folder as JSON, which `read` reads back.
+A config file defines `get_config(arg)`, which returns an `ml_collections.ConfigDict`; the
+rest of the code sees plain dicts. Loading a config file executes its code, by design. A run
+writes its resolved config to its folder as JSON, which `read` reads.
 """
 
 import ast
@@ -21,12 +21,13 @@ DURATIONS = ('steps', 'epochs', 'examples')
 
 
 def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamespace:
-  """Parses a config file's arguments: 'variant=L/16,epochs=30' over `defaults`.
+  """Parses the arguments of a config file, 'variant=L/16,epochs=30'.
 
   Args:
-    arg: the text after the colon in `--config=FILE:ARG`; values take the default's type.
-      The word `debug` stands for the arguments in `debug`: the recipe, shrunk.
+    arg: the text after the colon in `--config=FILE:ARG`. Values get the type of the
+      default. The word `debug` stands for the arguments of `debug`, a shrunk recipe.
     debug: {argument: value}, applied before the other arguments.
+    **defaults: {argument: default}.
   """
   values, own = dict(defaults), {}
   for item in filter(None, (arg or '').split(',')):
@@ -55,7 +56,7 @@ def _parse_value(key, text, default):
 
 
 def recipes() -> dict[str, Path]:
-  """Returns {name: file} of `configs/`, which an installed vit_jax has inside."""
+  """Returns {name: file} of `configs/`, which an installed vit_jax contains."""
   package = Path(__file__).parent
   folders = (package / 'configs', package.parent / 'configs')
   folder = next((f for f in folders if f.is_dir()), folders[0])
@@ -64,7 +65,7 @@ def recipes() -> dict[str, Path]:
 
 
 def load(spec: str) -> dict:
-  """Returns the config of 'FILE.py:ARG' or 'NAME:ARG' as nested plain dicts.
+  """Loads the config 'FILE.py:ARG' or 'NAME:ARG' as nested plain dicts.
 
   NAME is one of `recipes()`; `:ARG` can be left out.
   """
@@ -76,7 +77,7 @@ def load(spec: str) -> dict:
 
 
 def execute(file: str) -> types.ModuleType:
-  """Returns the module of a config file, executed: what it registers can be used."""
+  """Executes a config file, so that names that it registers are known; returns its module."""
   path = _find(file)
   module_spec = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(module_spec)
@@ -87,7 +88,7 @@ def execute(file: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def _importable(folder: Path):
-  """Lets a config file import the files beside it, anew for each config."""
+  """While active: a config file can import the files beside it, anew for each config."""
   before = set(sys.modules)
   sys.path.insert(0, str(folder))
   try:
@@ -106,7 +107,8 @@ def _find(file: str) -> Path:
     return path
   if file in names:
     return names[file]
-  if path.stem in names:  # its path in a clone, which this is not
+  if path.stem in names:
+    # The path is that of a clone, and this is not a clone.
     hint = f' Did you mean "{path.stem}"?'
   else:
     hint = did_you_mean(file, [*names, *map(str, path.parent.glob('*.py'))])
@@ -114,7 +116,7 @@ def _find(file: str) -> Path:
 
 
 def plain(config) -> dict:
-  """Returns nested dicts, lists and scalars, as if read from JSON."""
+  """Converts a config to nested dicts, lists and scalars, as if it was read from JSON."""
   if hasattr(config, 'items'):
     return {str(key): plain(value) for key, value in config.items()}
   if isinstance(config, list | tuple):
@@ -125,8 +127,8 @@ def plain(config) -> dict:
 def override(config: dict, assignments: list[str]) -> None:
   """Applies 'a.b=value' to a config in place; a bare 'a.b' means True.
 
-  Values are Python literals, or else strings. The key need not be in the config, so that
-  every default can be changed from the command line; `check` knows all keys and types.
+  Values are Python literals, or else strings. A key need not be in the config, so that the
+  command line can change every default. `check` knows all keys and types.
   """
   for assignment in assignments:
     key, equals, text = assignment.partition('=')
@@ -147,7 +149,7 @@ def override(config: dict, assignments: list[str]) -> None:
 
 
 def literal(text: str):
-  """Returns the value of a text: a Python literal, or else the text."""
+  """Parses a text as a Python literal; returns the text if it is none."""
   try:
     return plain(ast.literal_eval(text))
   except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -155,7 +157,7 @@ def literal(text: str):
 
 
 def lookup(config: dict, path: str, default=None):
-  """Returns the value at 'a.b.c' of nested dicts, or `default` where there is none."""
+  """Returns the value at 'a.b.c' of nested dicts, or `default` if there is none."""
   value = config
   for key in path.split('.'):
     value = value.get(key, default) if isinstance(value, dict) else default
@@ -163,9 +165,9 @@ def lookup(config: dict, path: str, default=None):
 
 
 def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
-  """Returns the number of steps from exactly one of steps | epochs | examples.
+  """Returns the number of steps, given by exactly one of steps, epochs and examples.
 
-  Epochs and examples are rounded to whole steps, at least one (as big_vision).
+  Epochs and examples are rounded to whole steps, at least one (as in big_vision).
   """
   durations = {key: config[key] for key in DURATIONS if config.get(key) is not None}
   if len(durations) != 1:
@@ -175,7 +177,8 @@ def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
     )
   ((key, value),) = durations.items()
   if key == 'steps':
-    if isinstance(value, float) and value.is_integer():  # 1e4 is a float
+    # 1e4 is a float.
+    if isinstance(value, float) and value.is_integer():
       value = int(value)
     check('config.steps', value, Count)
     return value
@@ -188,7 +191,7 @@ def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
 
 
 def flat(config: dict, prefix: str = '') -> dict:
-  """Returns {'a.b': value} of nested dicts."""
+  """Flattens nested dicts to {'a.b': value}."""
   result = {}
   for key, value in config.items():
     nested = isinstance(value, dict)
@@ -197,7 +200,7 @@ def flat(config: dict, prefix: str = '') -> dict:
 
 
 def differences(old: dict, new: dict) -> dict[str, tuple]:
-  """Returns {'a.b': (old, new)} for every leaf that differs; absent is None."""
+  """Returns {'a.b': (old, new)} for every leaf that differs; an absent leaf is None."""
   old, new = flat(old), flat(new)
   pairs = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new})}
   return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -215,7 +218,8 @@ def read(folder: str | Path) -> dict:
   path = files.path(folder) / 'config.json'
   try:
     with files.outages(path):
-      if path.exists() and not path.is_file():  # reading a pipe would wait
+      # Reading a pipe would wait.
+      if path.exists() and not path.is_file():
         raise Unreadable(f'{path} is not a file: remove it, or use another --workdir.')
       config = json.loads(path.read_bytes())
   except UserError:
@@ -228,7 +232,7 @@ def read(folder: str | Path) -> dict:
   return check_written(config, str(path))
 
 
-# {path: type} of the values that readers of a run's config use.
+# {path: type} of the values of a run's config that other code reads.
 _WRITTEN = {
   **dict.fromkeys(('model', 'data', 'resolved'), dict),
   **dict.fromkeys(('weights', 'optim', 'tune', 'task', 'checkpoint'), dict | None),
@@ -243,7 +247,11 @@ _WRITTEN = {
 
 
 def check_written(config, where: str) -> dict:
-  """Returns a config that a run wrote. `where` is its origin, for messages."""
+  """Checks a config that a run wrote, and returns it.
+
+  Args:
+    where: where the config is from, for messages.
+  """
   try:
     check('config', config, dict)
     for path, kind in _WRITTEN.items():

@@ -11,9 +11,10 @@ docs/guides/extending.md shows an example of each.
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
-# {'params': ..., and 'batch_stats': ... with batch norms}
+# {'params': ...}, and with batch norms 'batch_stats'.
 Variables = Mapping[str, Any]
-Batch = dict[str, Any]  # {feature: array of B rows}
+# {feature: array of B rows}.
+Batch = dict[str, Any]
 
 
 class Model(Protocol):
@@ -55,7 +56,7 @@ class Task(Protocol):
     """Returns new variables."""
 
   def prepare(self, batch: Batch, rng) -> Batch:
-    """Returns a batch before it is cut into micro-batches, as for mixup."""
+    """Changes a whole batch, such as by mixup, before it is cut into micro-batches."""
 
   def loss(self, variables: Variables, batch: Batch, rng):
     """Returns (loss, (metrics {name: scalar}, new batch statistics)) in training."""
@@ -68,19 +69,19 @@ class Evaluator(Protocol):
   """A measurement. Its keyword-only arguments are a section of the config's `evals`.
 
   It opens its data when it is built, so that mistakes end a run before training. Its
-  numbers are exact: padding and broken images are masked, sums and counts come back from
-  the device, and the host divides.
+  numbers are exact: padding and broken images are masked, the device returns sums and
+  counts, and the host divides.
 
-  It may have `TASKS`, the names of the tasks whose `predict` it reads; `predictions`, the
-  arrays of the last run that a run's page reads; and `note`, a sentence for the user. It may
-  take a third argument `model`, the classes of the model.
+  It may have `TASKS`, the names of the tasks whose `predict` it can read; `predictions`, the
+  arrays of its last run, for the run's page; and `note`, a sentence for the user. It may take
+  a third argument `model`, the classes of the model.
   """
 
-  # {regex of the numbers' names: how they are read}.
+  # {regex of the names of numbers: `evaluators.base.Metric`}.
   METRICS: ClassVar[dict[str, Any]]
 
   def __init__(self, mesh, check_stop: Callable[[], None], **options):
-    """Opens the data. `check_stop` raises to leave; it is called before every batch."""
+    """Opens the data. `check_stop` is called before every batch, and may raise to stop."""
 
   def run(self, predict: Callable, variables: Variables) -> dict[str, float]:
-    """Returns {name: number}; `predict(variables, batch)` is that of the task, not jitted."""
+    """Returns {name: number}; `predict(variables, batch)` is the task's, without jit."""

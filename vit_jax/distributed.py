@@ -1,7 +1,7 @@
-"""Several processes as one run: joining them, and telling the first from the rest.
+"""Joins several processes to one run, and tells the first from the others.
 
-Every process runs the same program on its own devices. The first alone writes metrics,
-status and config; checkpoints are written by all, into a folder that all share.
+Every process runs the same program on its own devices. Only the first one writes metrics,
+status and config. All of them write checkpoints, into a folder that they share.
 """
 
 import jax
@@ -12,19 +12,20 @@ from vit_jax import terminal
 from vit_jax.errors import UserError, printable
 
 AUTO = 'auto'
-# Seconds. If the first process ends, the others notice at once; if another one ends, after
-# HEARTBEAT without a sign of life. A process waits up to JOIN for all to start, as machines
-# may take minutes, and up to LEAVE at the end for the others to finish.
+# Seconds. If the first process ends, the others notice it at once; if another one ends, they
+# notice it after HEARTBEAT seconds without a sign of life. A process waits up to JOIN seconds
+# for all to start, because machines may take minutes, and up to LEAVE seconds at the end for
+# the others to finish.
 HEARTBEAT, LEAVE, JOIN = 18, 24, 300
 
 
 def start(spec: str) -> None:
-  """Joins this process to its run; must come before anything else asks for devices.
+  """Joins this process to its run; to be called before anything asks for devices.
 
   Args:
-    spec: 'auto' where the environment tells JAX (Cloud TPU, SLURM, GKE, Open MPI), or
-      'HOST:PORT,COUNT,INDEX': the address of process 0, how many there are, and which
-      this is.
+    spec: 'auto' if JAX can read the cluster from the environment (Cloud TPU, SLURM, GKE,
+      Open MPI), or 'HOST:PORT,COUNT,INDEX': the address of process 0, the number of
+      processes, and the index of this one.
   """
   patience = dict(
     heartbeat_timeout_seconds=HEARTBEAT,
@@ -50,12 +51,12 @@ def start(spec: str) -> None:
 
 
 def is_first() -> bool:
-  """Whether this process speaks and writes for the run; does not start devices."""
+  """Whether this is the first process, which prints and writes; does not start devices."""
   return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def broadcast_first(value: int) -> int:
-  """Returns the first process's value (int32) on every process; all must call it."""
+  """Returns the value (int32) of the first process on every process; all must call it."""
   if jax.process_count() == 1:
     return value
   return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
@@ -69,6 +70,6 @@ def agree(ok: bool) -> bool:
 
 
 def say(line: str) -> None:
-  """Writes a line to standard error, from the first process alone."""
+  """Writes a line to standard error, in the first process only."""
   if is_first():
     terminal.say(printable(line, keep='\n'))

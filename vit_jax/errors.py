@@ -1,7 +1,7 @@
-"""Errors that are reported to the user as one line and an exit code.
+"""Errors that the user sees as one line and an exit code.
 
-`main` and the tools print `str(error)` and exit with `error.exit_code`; any other
-exception is a defect of this package and keeps its traceback.
+`main` and the tools print `str(error)` and exit with `error.exit_code`. Any other exception
+is a defect of this package and keeps its traceback.
 """
 
 import errno
@@ -21,23 +21,23 @@ EXIT_CODES = {
 
 
 class RunError(Exception):
-  """Base: the run ends here, for a reason that fits one line."""
+  """Base class of errors that end a run for a reason that fits into one line."""
 
   exit_code = 1
 
 
 class UserError(RunError, ValueError):
-  """Bad config, argument or input: names offender, allowed values, next step."""
+  """Bad config, argument or input. The message names it, allowed values and the next step."""
 
   exit_code = 2
 
 
 class DataError(UserError):
-  """The data set is not on this machine; `main` knows what to try without it."""
+  """The data set is not on this machine; `main` suggests what to try without it."""
 
 
 class BadImage(UserError):
-  """One image that cannot be read or used; where images are many it is masked."""
+  """An image that cannot be read or used; in a data set it is masked."""
 
 
 class NotAllowed(UserError):
@@ -45,7 +45,7 @@ class NotAllowed(UserError):
 
 
 class NoUsableCheckpoint(RunError):
-  """Checkpoints exist, none of them can be restored; nothing was deleted."""
+  """There are checkpoints, but none can be restored; nothing was deleted."""
 
   exit_code = 65
 
@@ -57,25 +57,25 @@ class DiskFull(RunError):
 
 
 class Stopped(RunError):
-  """Base: ended early for a reason outside the run; the same command resumes it."""
+  """Base class of ends for a reason outside the run; the same command resumes it."""
 
   exit_code = 75
 
 
 class Preempted(Stopped):
-  """Asked to stop; the state is saved."""
+  """The run was asked to stop, and its state is saved."""
 
 
 class Unreachable(Stopped):
-  """A bucket did not answer, even after retries; written files are intact."""
+  """A bucket did not answer even after retries; written files are intact."""
 
 
 class PeerLost(Stopped):
-  """Another process of the run ended; it resumes from the checkpoints."""
+  """Another process of the run ended; the run resumes from its checkpoints."""
 
 
 class Diverged(RunError):
-  """Training diverged: steps or the state are not finite. The last good state stays."""
+  """Training diverged: steps or the state are not finite. The last good state is kept."""
 
   exit_code = 76
 
@@ -93,22 +93,22 @@ class Interrupted(RunError):
 
 
 def printable(text, keep: str = '') -> str:
-  """Returns a text with its control characters and line breaks escaped, but for `keep`.
+  """Escapes the control characters and line breaks of a text, except those in `keep`.
 
-  Names from files enter the output here: they could move the cursor, or look like lines.
+  Output may contain names from files, which could move the cursor or look like lines.
   """
   escaped = lambda c: c.encode('unicode_escape').decode('ascii')
   return ''.join(c if c.isprintable() or c in keep else escaped(c) for c in str(text))
 
 
 def one_line(text, most: int = 300) -> str:
-  """Returns a text or an exception as part of one line, of `most` characters at most."""
+  """Formats a text or an exception for one line, with at most `most` characters."""
   shown = printable(' '.join(str(text).split()).rstrip('.'))
   return shown if len(shown) <= most else f'{shown[: most - 3]}...'
 
 
 def disk_is_full(error: BaseException) -> bool:
-  """Whether an exception means a full disk: bytes, quota, inodes or file size."""
+  """Whether an exception means a full disk: of bytes, quota, inodes or file size."""
   codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
   if isinstance(error, OSError) and error.errno in codes:
     return True
@@ -117,10 +117,10 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def choose(noun: str, value, table, also: str = ''):
-  """Returns `table[value]`, or `value` itself from a list of names.
+  """Returns `table[value]`, or `value` itself if `table` is a list of names.
 
-  Any other value is a UserError, which suggests the closest name. `also` is appended to
-  the list of names: ', or a path'.
+  Raises UserError for any other value, and suggests the closest name. `also` is appended to
+  the list of names in the message: ', or a path'.
   """
   if value not in list(table):
     raise UserError(
@@ -129,7 +129,7 @@ def choose(noun: str, value, table, also: str = ''):
   return table[value] if isinstance(table, dict) else value
 
 
-# The usual names of config keys elsewhere, without punctuation -> the key here.
+# {usual name of a config key elsewhere, without punctuation: the key here}.
 SYNONYMS = {
   **dict.fromkeys(('learningrate', 'baselr', 'peaklr'), 'optim.lr'),
   **dict.fromkeys(('weightdecay', 'decay'), 'optim.wd'),
@@ -142,7 +142,7 @@ SYNONYMS = {
 
 
 def nearest(name, names, alike: float = 0.6) -> str | None:
-  """Returns the name that another one stands for, or None; punctuation does not count."""
+  """Returns the name that is probably meant by `name`, or None; ignores punctuation."""
   import difflib
 
   plain = lambda text: re.sub(r'[\W_]', '', str(text).lower())

@@ -1,7 +1,7 @@
-"""Files on disk and in buckets: paths, and the one atomic writer.
+"""Files on disk and in buckets: paths, errors, and the one atomic writer.
 
-A bucket, gs://BUCKET/PATH, is opened by etils.epath on top of gcsfs, which repeats
-requests that fail for a passing reason for half a minute; never by TensorFlow.
+A bucket, gs://BUCKET/PATH, is opened by etils.epath on top of gcsfs, and never by TensorFlow.
+gcsfs repeats requests that fail for a temporary reason, for half a minute.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ from vit_jax.errors import NotAllowed, RunError, Unreachable, UserError, one_lin
 SCHEME = 'gs://'
 # A request to a bucket is repeated after this many seconds without a byte.
 _SILENCE = 60
-_FIRST = 12  # seconds for the first answer, since gcsfs would try for two minutes
+# Seconds to wait for the first answer; gcsfs itself would try for two minutes.
+_FIRST = 12
 
 # TensorStore and google-cloud-cpp name absl's status codes in their errors; gcsfs raises
 # its own errors and those of the packages it uses.
@@ -32,9 +33,9 @@ _REJECTED = re.compile('^Bad Request|^Bucket is requester pays')
 _OUTAGE = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|Retry policy exhausted'
 )
-# A .npz may decompress to so many bytes, whatever its size.
+# A .npz may decompress to this many bytes, whatever its own size.
 _SMALL = 256 << 20
-# Errors that libraries raise for damaged, lying or encrypted files.
+# Errors that libraries raise for damaged, malicious or encrypted files.
 DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, OSError)
 DAMAGED += (RuntimeError, ValueError, OverflowError, SyntaxError, TypeError)
 DAMAGED += (MemoryError, KeyError, AttributeError)
@@ -42,9 +43,9 @@ _LIBRARIES = ('gcsfs', 'aiohttp', 'requests', 'urllib3', 'google')
 
 
 def cache_dir() -> pathlib.Path:
-  """Returns the folder of downloads, compiled programs and indices of data sets.
+  """Returns the folder for downloads, compiled programs and indices of data sets.
 
-  $VIT_JAX_CACHE, else vit_jax in $XDG_CACHE_HOME or in ~/.cache. It can be deleted.
+  It is $VIT_JAX_CACHE, or else vit_jax in $XDG_CACHE_HOME or in ~/.cache. It can be deleted.
   """
   if folder := os.environ.get('VIT_JAX_CACHE'):
     return pathlib.Path(folder)
@@ -58,9 +59,9 @@ def is_url(path) -> bool:
 
 
 def path(name) -> pathlib.Path:
-  """Returns the path that a user wrote: on this machine (with `~`) or in a bucket.
+  """Converts a name that a user wrote to a path on this machine or in a bucket.
 
-  In a bucket it is an `epath.Path`, which has the methods of `pathlib.Path`.
+  Expands `~`. A path in a bucket is an `epath.Path`, which has the methods of `pathlib.Path`.
   """
   if is_url(name):
     if not str(name).removeprefix(SCHEME).strip('/'):
@@ -75,26 +76,27 @@ def path(name) -> pathlib.Path:
 
 
 def local_path(name, flag: str) -> pathlib.Path:
-  """Returns the path of a result that must be on disk; `flag` begins the error."""
+  """Returns the path of a result; raises UserError for a URL, naming `flag`."""
   if '://' in str(name):
     raise UserError(f'{flag} {name}: results are written to disk, not to a URL.')
   return pathlib.Path(name)
 
 
 def replace(target, data: bytes | str | Callable[[IO[bytes]], object]) -> None:
-  """Replaces a file atomically: readers see the old version or the new one, whole.
+  """Replaces a file atomically: readers see either the whole old or the whole new version.
 
-  After an error the old file is unchanged, and no partial file is left behind.
+  After an error the old file is unchanged, and no partial file is left.
 
   Args:
-    target: its folder must exist.
+    target: the file to replace, in a folder that exists.
     data: the content, or a function that writes it to an open binary file.
   """
   target = path(target)
   if isinstance(data, str):
     data = data.encode()
   write = data if callable(data) else lambda file: file.write(data)
-  if is_url(target):  # an object appears when its upload is complete
+  if is_url(target):
+    # An object appears when its upload is complete.
     with target.open('wb') as file:
       write(file)
     return
@@ -113,10 +115,11 @@ def replace(target, data: bytes | str | Callable[[IO[bytes]], object]) -> None:
 
 @contextlib.contextmanager
 def reading(what, *errors: type[Exception]) -> Iterator[None]:
-  """Turns errors of a damaged or hostile file into one line that begins with `what`.
+  """While active: turns errors of a damaged or malicious file into one line.
 
   Args:
-    errors: types beside `DAMAGED`.
+    what: begins the line.
+    errors: further types of errors, besides `DAMAGED`.
   """
   try:
     yield
@@ -128,20 +131,21 @@ def reading(what, *errors: type[Exception]) -> Iterator[None]:
 
 
 def read_npz(path, times: int) -> tuple[dict[str, np.ndarray], bytes]:
-  """Returns the arrays of an .npz file and the zip's comment; it runs no code.
+  """Reads an .npz file without running code; returns its arrays and the zip's comment.
 
   Args:
-    path: on disk.
-    times: how many times its size a large file may decompress to; a file of zeros could
-      fill the memory.
+    path: a path on disk.
+    times: a large file may decompress to at most this many times its size. Otherwise a file
+      of zeros could fill the memory.
 
   Raises:
     UserError: for anything but an .npz file with arrays of numbers or text.
   """
-  # Opened here: numpy does not close a file that is no archive.
+  # Open the file here, because numpy does not close a file that is not an archive.
   with reading(path), open(path, 'rb') as opened:
-    if not zipfile.is_zipfile(opened):  # numpy would advise to unpickle it
-      raise ValueError('no whole .npz')
+    # For other files numpy would advise to unpickle them.
+    if not zipfile.is_zipfile(opened):
+      raise ValueError('not a complete .npz')
     opened.seek(0)
     with np.load(opened) as file:
       names = [info.filename for info in file.zip.infolist()]
@@ -159,7 +163,7 @@ def read_npz(path, times: int) -> tuple[dict[str, np.ndarray], bytes]:
 
 @functools.cache
 def filesystem():
-  """Returns gcsfs's file system, and sets up the one that epath, Orbax and TFDS use."""
+  """Returns gcsfs's file system, after setting it up for epath, Orbax and TFDS."""
   try:
     import aiohttp
     import fsspec
@@ -170,8 +174,8 @@ def filesystem():
     ) from None
   plain = gcsfs.core.GCSFileSystem
   for protocol in plain.protocol:
-    # The default is a subclass that first asks for the kind of the bucket, by gRPC and
-    # with a permission that few accounts have; all kinds but "rapid" have plain objects.
+    # The default is a subclass that first asks for the kind of the bucket, by gRPC and with a
+    # permission that few accounts have. All kinds but "rapid" have plain objects.
     fsspec.register_implementation(protocol, plain, clobber=True)
     options = fsspec.config.conf.setdefault(protocol, {})
     # Other processes write to the bucket, so a cached listing may be wrong.
@@ -180,21 +184,22 @@ def filesystem():
       'requests_timeout',
       aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE),
     )
-  # epath takes TensorFlow's file system for gs:// wherever TensorFlow is installed, unless
-  # this variable is set before it first looks.
+  # If TensorFlow is installed, epath takes its file system for gs://, unless this variable is
+  # set before epath first looks.
   os.environ['EPATH_USE_TF'] = 'false'
   with contextlib.suppress(ImportError, AttributeError):
     from etils.epath import gpath
 
     gpath._is_tf_installed.cache_clear()
-  for name in ('gcsfs', 'fsspec'):  # they log every error that they raise
+  # They log every error that they raise.
+  for name in ('gcsfs', 'fsspec'):
     logging.getLogger(name).setLevel(logging.CRITICAL)
   _check_answers(gcsfs.core._location())
   return fsspec.filesystem('gs')
 
 
 def _check_answers(url: str) -> None:
-  """Raises `Unreachable` where a server gives no answer, be it an error."""
+  """Raises `Unreachable` if a server gives no answer at all; an error is an answer."""
   import threading
   import urllib.error
   import urllib.request
@@ -209,7 +214,7 @@ def _check_answers(url: str) -> None:
     except (OSError, ValueError) as error:
       why[0] = str(getattr(error, 'reason', error))
 
-  # A name server without a network may take longer than any timeout.
+  # Ask in a thread, because without a network the name server may exceed any timeout.
   thread = threading.Thread(target=ask, daemon=True)
   thread.start()
   thread.join(_FIRST)
@@ -219,12 +224,12 @@ def _check_answers(url: str) -> None:
 
 @contextlib.contextmanager
 def outages(path) -> Iterator[None]:
-  """Raises an error of one line where a request to a bucket fails.
+  """While active: turns the failure of a request to a bucket into an error of one line.
 
-  Other errors, such as those of a damaged file, are raised as they are.
+  Other errors, such as those of a damaged file, are raised unchanged.
 
   Args:
-    path: used inside by gcsfs, Orbax, TensorStore or ArrayRecord.
+    path: the path that gcsfs, Orbax, TensorStore or ArrayRecord use inside.
   """
   try:
     yield

@@ -1,4 +1,4 @@
-"""Batch inference on images in files or arrays, without TensorFlow."""
+"""Runs a model on images in files or arrays, batch by batch, without TensorFlow."""
 
 import concurrent.futures
 import itertools
@@ -15,15 +15,19 @@ from vit_jax.errors import BadImage, UserError, choose
 from vit_jax.machine import cores
 from vit_jax.weights import Loaded
 
-_READERS = 4  # Threads that decode, at least: on few cores they wait for the disk
+# The fewest threads that decode; on few cores they mostly wait for the disk.
+_READERS = 4
 
 
 class Predictions(NamedTuple):
-  """Rows in the order of the images; those of unreadable images are nan."""
+  """Rows in the order of the images; rows of unreadable images are NaN."""
 
-  logits: np.ndarray  # float32 [n, K]
-  features: dict[str, np.ndarray]  # layer -> float32 [n, ...]
-  errors: list[str | None]  # why an image could not be read
+  # float32 [n, K].
+  logits: np.ndarray
+  # {layer: float32 [n, ...]}.
+  features: dict[str, np.ndarray]
+  # Why each image could not be read, or None.
+  errors: list[str | None]
 
 
 def predict_images(
@@ -34,17 +38,18 @@ def predict_images(
   layers: Iterable[str] = (),
   pp: str | None = None,
 ) -> Predictions:
-  """Returns logits, and features by name, of images.
+  """Returns the logits of images, and features by name.
 
   Args:
     images: paths, bytes, PIL images, or uint8 arrays [H, W, C].
-    batch_size: images per step; the last step is padded, for one compilation.
-    layers: names of features to keep: 'pre_logits', 'block11', ...
-    pp: preprocessing other than `loaded.pp`.
+    batch_size: number of images in a batch. The last batch is padded, so that there is one
+      compilation.
+    layers: names of features to return: 'pre_logits', 'block11', ...
+    pp: preprocessing to use instead of `loaded.pp`.
 
   Raises:
-    UserError: for a model that is not a classifier, an unknown layer, a pipeline that
-      does not fit the model, one image where a list is expected.
+    UserError: for a model that is not a classifier, an unknown layer, a pipeline that does
+      not fit the model, or one image instead of a list.
   """
   check_images(images, batch_size)
   loaded.model.check_outputs('classes', 'The model')
@@ -60,7 +65,7 @@ def predict_images(
 
 
 def check_images(images, batch_size: int) -> None:
-  """Raises UserError for one image in place of a list, or an empty batch."""
+  """Raises UserError for one image instead of a list, or for an empty batch."""
   if isinstance(images, str | bytes | Path):
     raise UserError(f'images is {type(images).__name__}, one image: put it in a list.')
   if batch_size < 1:
@@ -74,12 +79,12 @@ def run(
   batch_size: int,
   function: Callable[[Any, dict], dict[str, jax.Array]],
 ) -> tuple[dict[str, np.ndarray], list[str | None]]:
-  """Returns ({name: rows [n, ...]} of a function of all images, why each was not read).
+  """Runs a function on all images: ({name: rows [n, ...]}, why each image was not read).
 
-  Rows of images that could not be read are nan, -1 in integers, or False.
+  Rows of images that could not be read are NaN, or -1 for integers, or False.
 
   Args:
-    function: (variables, features of a batch of images) -> rows; it is jitted.
+    function: (variables, features of a batch of images) -> {name: rows}; it is jitted.
   """
   shape = (*loaded.image_size, loaded.channels)
   example = {
@@ -89,7 +94,8 @@ def run(
   empty = jax.eval_shape(function, loaded.variables, example)
   rows = {name: [np.zeros((0, *x.shape[1:]), x.dtype)] for name, x in empty.items()}
   errors: list[str | None] = []
-  blanks = {'i': -1, 'b': False}  # by kind of dtype
+  # By kind of dtype.
+  blanks = {'i': -1, 'b': False}
   for part, why in stream(loaded, images, preprocess, batch_size, function):
     errors += why
     for name, x in part.items():
@@ -107,15 +113,15 @@ def stream(
   function: Callable[[Any, dict], dict[str, jax.Array]],
   mesh: jax.sharding.Mesh | None = None,
 ) -> Iterator[tuple[dict[str, np.ndarray], list[str | None]]]:
-  """Yields ({name: rows} of a function of a batch of images, why each was not read).
+  """Runs a function batch by batch: yields ({name: rows}, why each image was not read).
 
-  The next images are decoded while the device computes; a few batches are in memory,
-  however many images there are. Rows of images that could not be read mean nothing.
+  The next images are decoded while the device computes. Only a few batches are in memory,
+  however many images there are. Rows of images that could not be read have no meaning.
 
   Args:
     function: see `run`.
-    mesh: whose devices share each batch, of a multiple of `sharding.batch_divisor`; None:
-      one device computes.
+    mesh: a mesh whose devices share each batch; the batch size is then a multiple of
+      `sharding.batch_divisor`. None: one device computes.
   """
   function = jax.jit(function)
   split = None if mesh is None else sharding.batch_sharding(mesh)
@@ -130,17 +136,18 @@ def stream(
 
 
 def _ahead(items: Iterable) -> Iterator:
-  """Yields the items, each when the one behind it has been made."""
+  """Yields the items, each after the next one has been made."""
   return (item for item, _ in itertools.pairwise(itertools.chain(items, [None])))
 
 
 def _batches(
   loaded: Loaded, images: Iterable, preprocess: SingleImage, batch_size: int
 ) -> Iterator[tuple[dict[str, np.ndarray], list[str | None]]]:
-  """Yields (features of `batch_size` images, why each of them could not be read or None).
+  """Yields (features of `batch_size` images, why each image could not be read or None).
 
-  Rows are zeros for images that could not be read and behind the last one, which the lists
-  end with. Features: see `SingleImage.features`. The next batch is decoded meanwhile.
+  Rows of images that could not be read, and rows after the last image, are zeros. The list
+  of reasons ends with the last image. For features see `SingleImage.features`. While a batch
+  is used, the next one is decoded.
   """
   shape = (*loaded.image_size, loaded.channels)
 

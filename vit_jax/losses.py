@@ -14,7 +14,7 @@ from vit_jax.registry import Registry
 def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
   """Cross entropy of a softmax: logits and targets [B, K] -> [B] float32.
 
-  A row of targets should sum to 1; several labels share it (as in mixup).
+  A row of targets should sum to 1, which several labels may share (as in mixup).
   """
   return optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
 
@@ -22,15 +22,15 @@ def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
   """K independent binary cross entropies, summed: [B, K] -> [B] float32.
 
-  The pre-training loss of i21k and JFT in the reference code: summed over classes, so
-  that its size does not shrink with K.
+  The pre-training loss of i21k and JFT in the reference code. It is summed over classes, so
+  that it does not shrink with K.
   """
   logits = logits.astype(jnp.float32)
   return optax.sigmoid_binary_cross_entropy(logits, targets).sum(-1)
 
 
 def smooth_binary(targets: jax.Array, amount: float) -> jax.Array:
-  """Draws every binary target [B, K] towards its opposite: 1 -> 1 - a, 0 -> a.
+  """Moves every binary target [B, K] towards its opposite: 1 -> 1 - a, 0 -> a.
 
   The paper's i21k run used a = 1e-4 (on 0.9999, off 0.0001).
   """
@@ -39,15 +39,15 @@ def smooth_binary(targets: jax.Array, amount: float) -> jax.Array:
 
 sigmoid_cross_entropy.smooth = smooth_binary
 
-# Each is `(logits [B, K], targets [B, K]) -> [B]`, float32. It may have keyword-only
-# options, and an attribute `smooth`: see the function of that name.
+# A loss is a function `(logits [B, K], targets [B, K]) -> [B]`, float32. It may have
+# keyword-only options, and an attribute `smooth`, see the function `smooth`.
 LOSSES = Registry(
   'loss', {'softmax': softmax_cross_entropy, 'sigmoid': sigmoid_cross_entropy}
 )
 
 
 def check_loss(where: str, text: str, _) -> None:
-  """Checks the text 'NAME' or 'NAME(option=value)' of a loss: a rule of `vit_jax.check`."""
+  """Checks a loss, 'NAME' or 'NAME(option=value)'; a rule for `vit_jax.check`."""
   with prefix_errors(where):
     name, options = _parse(text)
     signature = LOSSES.signature(name)
@@ -62,7 +62,7 @@ def _parse(text: str) -> tuple[str, dict]:
 
 
 def build(text: str, num_classes: int) -> Callable:
-  """Returns the loss `(logits, targets) -> [B]` that a text names, its options bound.
+  """Returns the loss `(logits, targets) -> [B]` that a text names, with its options.
 
   Raises:
     ValueError: for positional options, or a loss that does not return one number per
@@ -82,16 +82,16 @@ def build(text: str, num_classes: int) -> Callable:
 
 
 def targets_of(label: jax.Array, num_classes: int) -> jax.Array:
-  """Returns targets float32 [B, K], given labels in either form.
+  """Converts labels in either form to targets float32 [B, K].
 
   Args:
-    label: int [B], for one-hot targets, or float32 [B, K], targets themselves.
+    label: int [B], which becomes one-hot, or float32 [B, K], which is a target already.
   """
   return label if label.ndim == 2 else jax.nn.one_hot(label, num_classes)
 
 
 def check_labels(label: jax.ShapeDtypeStruct, num_classes: int) -> None:
-  """Raises ValueError unless labels of this shape and dtype have either form."""
+  """Raises ValueError if labels have neither form, by their shape and dtype."""
   if label.ndim > 2 or (label.ndim == 2 and label.dtype != jnp.float32):
     raise ValueError(
       'classification takes labels int [B] or float32 [B, K]; those of the data are '
@@ -105,16 +105,16 @@ def check_labels(label: jax.ShapeDtypeStruct, num_classes: int) -> None:
 
 
 def is_label(classes: jax.Array, label: jax.Array) -> jax.Array:
-  """Returns bool [B]: whether each of the classes, int [B], is a label of its example."""
+  """Returns bool [B]: whether the classes, int [B], are labels of their examples."""
   if label.ndim == 2:
     return jnp.take_along_axis(label, classes[:, None], axis=-1)[:, 0] > 0
   return classes == label
 
 
 def smooth(targets: jax.Array, amount: float, loss: Callable) -> jax.Array:
-  """Label smoothing of targets [B, K], in the form that fits the loss.
+  """Smooths targets [B, K] in the way that fits the loss.
 
-  That is `loss.smooth(targets, amount)`, where a loss has such an attribute, and else
+  That is `loss.smooth(targets, amount)` if the loss has this attribute, and otherwise
   (1 - a) y + a / K (Szegedy et al., arXiv 1512.00567, section 7).
   """
   return getattr(loss, 'smooth', optax.smooth_labels)(targets, amount)

@@ -4,12 +4,13 @@ import os
 
 
 def cores() -> int:
-  """Returns how many cores this process may use."""
-  if hasattr(os, 'sched_getaffinity'):  # Linux
+  """Returns the number of cores that this process may use."""
+  # Linux.
+  if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def memory() -> int:
-  """Returns the machine's memory in bytes; raises on a system that does not say."""
+  """Returns the machine's memory in bytes; raises on systems that do not tell."""
   return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')

@@ -8,7 +8,8 @@ import time
 from vit_jax import cli
 
 if __name__ == '__main__':
-  cli.exit_on_interrupt()  # before the imports, which take a while
+  # Before the imports, which take a while.
+  cli.exit_on_interrupt()
 
 from vit_jax.train import program
 
@@ -17,7 +18,7 @@ def main(argv: list[str]) -> int:
   """Runs a command line; returns the exit code."""
   start = time.perf_counter()
   args, config, workdir = program.parse(argv)
-  # After the arguments: it takes seconds.
+  # After the arguments are parsed, because these imports take seconds.
   from vit_jax import distributed, files
   from vit_jax.train import process, progress
 
@@ -25,7 +26,8 @@ def main(argv: list[str]) -> int:
     if args.distributed:
       stack.enter_context(process.watch_peers())
       distributed.start(args.distributed)
-    if not distributed.is_first():  # errors are printed by every process
+    if not distributed.is_first():
+      # Only the first process prints, but every process prints errors.
       devnull = stack.enter_context(open(os.devnull, 'w'))
       stack.enter_context(contextlib.redirect_stdout(devnull))
     print(f'Run folder: {workdir}', flush=True)

@@ -1,11 +1,11 @@
-"""Tables of named things: models, tasks, ops, formats, ... One class for all.
+"""Tables of named things: models, tasks, ops, formats, ... There is one class for all.
 
-The core knows nothing of the packages that stand on it, the rings, but their names. A
-ring says in its `__init__` which entries it has for which table:
+Rings are packages on top of the core, which knows only their names. The `__init__` of a ring
+declares the entries that the ring adds to the tables:
 
   ENTRIES = {'task': {'detect': 'my_ring.tasks:Detect'}, 'op': {...}, ...}
 
-A table reads them when it is first asked, and a ring that is missing has none.
+A table reads them when it is first used. A ring that is missing adds nothing.
 """
 
 import functools
@@ -18,13 +18,13 @@ from typing import Any
 from vit_jax.errors import choose
 
 RINGS = ('vit_jax.detection', 'vit_jax.lab')
-# Installed packages name rings of their own in this group of entry points.
+# Installed packages declare rings of their own in this group of entry points.
 GROUP = 'vit_jax.rings'
 
 
 @functools.cache
 def rings() -> dict[str, dict[str, dict] | None]:
-  """Returns {module of a ring: its ENTRIES}, None for one that is missing."""
+  """Returns {module of a ring: its ENTRIES, or None if the ring is missing}."""
   found: dict[str, dict[str, dict] | None] = {}
   others = importlib.metadata.entry_points(group=GROUP)
   for name in (*RINGS, *sorted(point.value for point in others)):
@@ -44,17 +44,17 @@ def _load(place: str) -> Any:
 
 
 class Registry(UserDict):
-  """A table {name: object}, whose modules are imported when one of their names is used.
+  """A table {name: object}. The module of an entry is imported when its name is used.
 
-  It has the core's entries, then those of the rings. A config file may add an entry of its
-  own, without editing this package:
+  The entries of the core come first, then those of the rings. A config file may add an entry
+  of its own, without editing this package:
 
     losses.LOSSES.register('focal', focal)
 
   Args:
-    noun: names an entry in errors, 'task', and the table in ENTRIES of a ring.
+    noun: the word for an entry in errors, such as 'task'; also the key in ENTRIES of a ring.
     entries: {name: 'module:attribute', or the object itself}.
-    rings_first: whether the rings' entries come first, where the order decides.
+    rings_first: whether the entries of the rings come first, if the order matters.
   """
 
   def __init__(self, noun: str, entries: dict[Any, Any], rings_first: bool = False):
@@ -62,10 +62,10 @@ class Registry(UserDict):
     self._core = entries
     self._rings_first = rings_first
 
-  # In place of the attribute that `UserDict.__init__` would fill at once.
+  # Replaces the attribute that `UserDict.__init__` would fill at once.
   @functools.cached_property
   def data(self) -> dict[Any, Any]:
-    """{name: entry} as they were given, or imported."""
+    """{name: entry}; an entry is replaced by its object once that is imported."""
     return dict(self._given)
 
   @functools.cached_property
@@ -86,7 +86,7 @@ class Registry(UserDict):
     return entry
 
   def register(self, name: str, entry: Any) -> None:
-    """Adds an entry. A name of this package or of a ring cannot be taken."""
+    """Adds an entry; raises ValueError for a name of this package or of a ring."""
     if name in self._given:
       raise ValueError(f'{self.noun} {name!r} is in vit_jax already')
     self.data[name] = entry
@@ -94,7 +94,7 @@ class Registry(UserDict):
   def signature(self, name: str) -> inspect.Signature:
     """Returns the keyword-only parameters of an entry, which a config may set.
 
-    A class that passes `**options` to its base has the parameters of the base, too.
+    A class that passes `**options` to its base also has the parameters of the base.
     """
     entry, keys = self[name], {}
     for reader in entry.__mro__ if isinstance(entry, type) else [entry]:
@@ -106,7 +106,7 @@ class Registry(UserDict):
 
 
 def _others() -> str:
-  """Returns the end of a list of names: where others come from."""
+  """Returns the end of a list of names in a message, which says where others come from."""
   missing = [name for name, entries in rings().items() if entries is None]
   absent = f'; {" and ".join(missing)}, which may have more, is missing' * bool(missing)
   return f', or one that a config file registers (--import FILE.py){absent}'

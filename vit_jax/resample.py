@@ -1,4 +1,4 @@
-"""Resizing as a product with a matrix, one per axis, in numpy."""
+"""Resizes arrays in numpy by a product with one matrix per axis."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ import numpy as np
 def matrix(old: int, new: int, method: str, antialias: bool) -> np.ndarray:
   """Returns the float64 [new, old] matrix that resizes one axis.
 
-  Pixel centres lie on pixel centres, weights outside the image go to those inside, as
-  in `jax.image.resize`.
+  Pixels are at half-integer centres, and the weights of pixels outside the image are
+  distributed over those inside, as in `jax.image.resize`.
 
   Args:
     old, new: lengths in pixels.
@@ -24,8 +24,8 @@ def matrix(old: int, new: int, method: str, antialias: bool) -> np.ndarray:
 def bicubic_of_edges(old: int, new: int, scale: float | None = None) -> np.ndarray:
   """Returns the [new, old] matrix of PyTorch's bicubic interpolation, align_corners=False.
 
-  It differs from `matrix`: a = -0.75, and weights outside the image go to its edges.
-  `scale` is PyTorch's `scale_factor`, where that is not new / old.
+  Unlike `matrix` it has a = -0.75, and the weights of pixels outside the image go to its
+  edges. `scale` is PyTorch's `scale_factor`, if that is not new / old.
   """
   at = (np.arange(new) + 0.5) / (scale or new / old) - 0.5
   inside = np.arange(-2, old + 2)
@@ -46,7 +46,7 @@ def keys(x: np.ndarray, a: float = -0.5) -> np.ndarray:
 
 
 def align_corners(old: int, new: int) -> np.ndarray:
-  """Returns the [new, old] matrix of linear interpolation with the ends on the ends."""
+  """Returns the [new, old] matrix of linear interpolation that maps ends to ends."""
   at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
   return triangle(np.abs(at[:, None] - np.arange(old)))
 

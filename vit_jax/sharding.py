@@ -21,7 +21,7 @@ from vit_jax.errors import UserError, choose
 
 AXES = ('data', 'fsdp', 'tensor')
 
-# Smaller leaves cost more to gather than to keep: biases, norms, tokens.
+# Leaves that are smaller, such as biases, norms and tokens, cost more to gather than to keep.
 FSDP_MIN_SIZE = 2**16
 
 # Megatron-style split (arXiv 1909.08053, section 3): q, k, v by heads, the output
@@ -41,8 +41,8 @@ _TENSOR_RULES = (
 # Adafactor's means of a kernel's rows and columns have other dimensions than the kernel.
 _FACTORED = (r'.*/v_(row|col)/.*', 'fsdp')
 
-# Names for `config.sharding`. 'fsdp' as a spec: split the largest free dimension that the
-# fsdp axis divides. On a mesh whose axes are 1 every preset replicates.
+# Names for `config.sharding`. The spec 'fsdp' splits the largest free dimension that the fsdp
+# axis divides. On a mesh whose axes are 1 every preset replicates.
 PRESETS = {
   'replicate': (('.*', ()),),
   'fsdp': (('.*', 'fsdp'),),
@@ -62,10 +62,10 @@ _Rules = list[
 def make_mesh(
   data: _Axis = -1, fsdp: _Axis = 1, tensor: _Axis = 1, *, devices=None
 ) -> Mesh:
-  """Returns the mesh of shape (data, fsdp, tensor); one of them may be -1: the rest.
+  """Returns the mesh (data, fsdp, tensor); one of the sizes may be -1 for the rest.
 
-  All axes are `AxisType.Auto`: the compiler propagates shardings. (The default of
-  `jax.make_mesh`, Explicit, puts them in types, which Linen modules do not satisfy.)
+  All axes are `AxisType.Auto`, so that the compiler propagates shardings. (The default of
+  `jax.make_mesh`, Explicit, makes them part of types, which Linen modules do not satisfy.)
   """
   devices = jax.devices() if devices is None else devices
   sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
@@ -99,12 +99,13 @@ def batch_divisor(mesh: Mesh) -> int:
 
 
 def host_of_batch(mesh: Mesh) -> dict[str, int]:
-  """Returns {'host', 'hosts'}: the number of this process's part of a batch, of how many.
+  """Returns {'host', 'hosts'}: the index of this process's part of a batch, and their number.
 
-  Parts are equal, and usually numbered as processes. Processes that share examples,
-  because their devices differ along the tensor axis only, are the same host to the data.
+  Parts are equal, and usually numbered as the processes. Processes whose devices differ along
+  the tensor axis only have the same examples. For the data they are one host.
   """
-  rows = batch_divisor(mesh)  # one per device with rows of its own
+  # One row for each device that has rows of its own.
+  rows = batch_divisor(mesh)
   parts = batch_sharding(mesh).addressable_devices_indices_map((rows,))
   bounds = {part.indices(rows)[:2] for (part,) in parts.values()}
   start, stop = min(a for a, _ in bounds), max(b for _, b in bounds)
@@ -118,7 +119,7 @@ def host_of_batch(mesh: Mesh) -> dict[str, int]:
 
 
 def global_batch(local: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-  """Returns global arrays [B, ...] from this host's part, see `host_of_batch`."""
+  """Makes global arrays [B, ...] of this host's part of a batch, see `host_of_batch`."""
   sharding = batch_sharding(mesh)
   size = len(next(iter(local.values())))
   hosts = host_of_batch(mesh)['hosts']
@@ -131,7 +132,7 @@ def global_batch(local: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
 
 def prefetch(batches: Iterator[dict], mesh: Mesh) -> Iterator[dict]:
-  """Yields the global batches of an endless iterator, the next one on its way already."""
+  """Yields global batches from an endless iterator, and copies the next one in advance."""
   ahead = deque()
   for batch in batches:
     ahead.append(global_batch(batch, mesh))
@@ -140,9 +141,9 @@ def prefetch(batches: Iterator[dict], mesh: Mesh) -> Iterator[dict]:
 
 
 def resolve_rules(sharding) -> tuple:
-  """Returns rules from a preset's name or an explicit list of (regex, spec).
+  """Returns the rules of a preset's name, or of an explicit list of (regex, spec).
 
-  A spec is a tuple of axis names or None for the trailing dimensions, or 'fsdp'.
+  A spec is 'fsdp', or a tuple of an axis name or None for each of the trailing dimensions.
   """
   if isinstance(sharding, str):
     return choose('config.sharding', sharding, PRESETS)
@@ -173,8 +174,8 @@ def abstract(tree, mesh: Mesh, rules='fsdp'):
 def _partition(name, shape, spec, mesh) -> PartitionSpec:
   spec, fsdp = ((), True) if spec == 'fsdp' else (spec, '+fsdp' in spec)
   spec = tuple(axis for axis in spec if axis != '+fsdp')
-  # The placeholder of a moment that Adafactor does not store, [1], has fewer dimensions
-  # than its rule.
+  # If Adafactor does not store a moment, its placeholder [1] has fewer dimensions than the
+  # rule.
   spec = (None,) * (len(shape) - len(spec)) + spec if len(shape) >= len(spec) else ()
   axes = list(spec) or [None] * len(shape)
   for size, axis in zip(shape, axes, strict=True):

@@ -1,4 +1,4 @@
-"""Standard error: lines to the user, and the noise of libraries to a file."""
+"""Writes lines to the user on standard error, and the noise of libraries to a file."""
 
 import contextlib
 import faulthandler
@@ -8,21 +8,23 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-_SECONDS = 30  # between lines about progress, where standard error is no terminal
+# Seconds between two lines about progress, if standard error is not a terminal.
+_SECONDS = 30
 
-# The file descriptor of lines to the user; not 2 while `noise_to` redirects that.
+# The file descriptor for lines to the user. It is not 2 while `noise_to` redirects that one.
 _fd = 2
 
 
 def say(line: str) -> None:
-  """Writes a line to standard error, unbuffered: a signal handler may interrupt a print."""
+  """Writes a line to standard error, unbuffered, because a signal may interrupt a print."""
   with contextlib.suppress(OSError):
-    clear = '\r\x1b[K' if os.isatty(_fd) else ''  # over a progress bar
+    # Clears the line of a progress bar.
+    clear = '\r\x1b[K' if os.isatty(_fd) else ''
     os.write(_fd, f'{clear}{line}\n'.encode('utf-8', 'backslashreplace'))
 
 
 def bold(text: str) -> str:
-  """Returns a text in bold, where standard output is a terminal that has it."""
+  """Makes a text bold if standard output is a terminal with colours."""
   plain = 'NO_COLOR' in os.environ or not sys.stdout.isatty()
   return text if plain else f'\x1b[1m{text}\x1b[0m'
 
@@ -30,9 +32,11 @@ def bold(text: str) -> str:
 def progress(
   items: Iterable, total: int | None, text: str, unit: str, quiet: bool = False
 ) -> Iterator:
-  """Yields the items, with a bar on a terminal, and elsewhere a line now and then.
+  """Yields the items; shows a bar on a terminal, and elsewhere prints a line now and then.
 
-  A total of None is unknown; `quiet` processes show nothing.
+  Args:
+    total: number of items, or None if it is unknown.
+    quiet: whether to show nothing.
   """
   import tqdm
 
@@ -47,7 +51,8 @@ def progress(
   # Nothing appears in the first second.
   options = dict(leave=False, dynamic_ncols=True, delay=1, disable=quiet or None)
   with tqdm.tqdm(total=total, desc=text, unit=unit, **options) as bar:
-    if bar.disable and not quiet:  # a thread: one item may take minutes
+    if bar.disable and not quiet:
+      # A thread prints the lines, because one item may take minutes.
       threading.Thread(target=report, daemon=True).start()
     try:
       for item in items:
@@ -60,22 +65,26 @@ def progress(
 
 @contextlib.contextmanager
 def noise_to(path: str | os.PathLike) -> Iterator[None]:
-  """Appends to a file all that C and C++ code and child processes write to standard error.
+  """While active: standard error of C and C++ code and of child processes goes to a file.
 
-  Python's output (`sys.stderr`, warnings, tracebacks even of a crash) stays where it was.
+  The output of Python (`sys.stderr`, warnings, tracebacks even of a crash) stays on standard
+  error.
   """
   global _fd
   sys.stderr.flush()
   before = _fd
   file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-  saved = os.dup(2)  # not inherited by child processes
+  # Child processes do not inherit it.
+  saved = os.dup(2)
   stream, ours = sys.stderr, None
   try:
     os.dup2(file, 2)
   finally:
     os.close(file)
-  _fd = saved if before == 2 else before  # one within another
-  if _is_descriptor_2(stream):  # not of a notebook or a test, which stays as it is
+  # If it is nested, the outer one has moved the lines to the user already.
+  _fd = saved if before == 2 else before
+  # The stream of a notebook or a test stays as it is.
+  if _is_descriptor_2(stream):
     sys.stderr = ours = open(saved, 'w', 1, stream.encoding, stream.errors)  # noqa: SIM115
     crashes = faulthandler.is_enabled()
     faulthandler.enable(saved, all_threads=False)
@@ -86,7 +95,8 @@ def noise_to(path: str | os.PathLike) -> Iterator[None]:
     _fd = before
     if ours is None:
       os.close(saved)
-    else:  # `saved` stays open: a logger may have taken `ours` for its stream
+    else:
+      # `saved` stays open, because a logger may use `ours` as its stream.
       ours.flush()
       sys.stderr = stream
       faulthandler.enable(stream) if crashes else faulthandler.disable()

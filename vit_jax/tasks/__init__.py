@@ -1,4 +1,4 @@
-"""Objectives: where recipes differ, under one train loop. See `contracts.Task`."""
+"""Tasks: the objectives in which recipes differ, under one train loop. See `contracts.Task`."""
 
 from vit_jax.models.base import OUTPUTS
 from vit_jax.registry import Registry
@@ -14,26 +14,27 @@ DEFAULT = 'classify'
 
 
 def build(name: str, model, spec: dict, **options):
-  """Returns the task of that name.
+  """Builds the task of a name.
 
   Args:
     model: a Linen module.
     spec: {feature: ShapeDtypeStruct} of the batches, see `data.pipeline.Batches.spec`.
-    **options: the rest of the config's section.
+    **options: the other keys of the config's section.
 
   Raises:
-    ValueError: for batches or a model that lack something that the task needs.
+    ValueError: if the batches or the model lack something that the task needs.
   """
   check_outputs(name, type(model.untuned).__name__, model.family)
   return TASKS[name](model, spec, **options)
 
 
 def check_outputs(name: str, model: str, family) -> None:
-  """Raises ValueError for a model whose outputs a task does not train.
+  """Raises ValueError if a task does not train models with these outputs.
 
   Args:
-    model: its name in the message.
-    family: its `models.base.Family`.
+    name: the name of the task.
+    model: the name of the model, for the message.
+    family: the `models.base.Family` of the model.
   """
   expected = TASKS[name].OUTPUTS
   if expected != family.outputs:
@@ -44,10 +45,10 @@ def check_outputs(name: str, model: str, family) -> None:
 
 
 def class_of(config: dict) -> type:
-  """Returns the task's class, whose attributes are those of `contracts.Task`.
+  """Returns the class of a config's task, with the attributes of `contracts.Task`.
 
-  A tool may not know a task that a config file registered: it reads its run as that of a
-  classifier.
+  A tool may not know a task that a config file registered. It then treats the run as that
+  of a classifier.
   """
   name = config.get('task', {}).get('name', DEFAULT)
   return TASKS[name if name in TASKS else DEFAULT]

@@ -10,11 +10,14 @@ from vit_jax.tasks.mixing import MODES, Mixing
 
 
 class Classify:
-  """Cross entropy of a model's logits; the task of the paper."""
+  """Classification, the task of the paper: cross entropy of a model's logits."""
 
-  CLASSES = 'label'  # the feature whose classes the head has
-  OUTPUTS = 'classes'  # outputs of its models, a key of `models.base.OUTPUTS`
-  OWN = None  # parameters that the task has beside the model's
+  # The feature whose classes the head has.
+  CLASSES = 'label'
+  # The kind of outputs of its models, a key of `models.base.OUTPUTS`.
+  OUTPUTS = 'classes'
+  # The task has no parameters besides the model's.
+  OWN = None
 
   def __init__(
     self,
@@ -44,17 +47,17 @@ class Classify:
     self.mixing = Mixing(mixup, cutmix, mixup_mode)
 
   def init(self, rng, spec: dict) -> dict:
-    """Returns variables for batches of `spec`: {'image': ShapeDtypeStruct, ...}."""
+    """Initialises the variables for batches of `spec`, {'image': ShapeDtypeStruct, ...}."""
     image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
     return self.model.init(rng, image)
 
   def prepare(self, batch: dict, rng) -> dict:
-    """Returns a whole batch with the targets of `loss`, before it is cut into micro-batches.
+    """Adds targets to a whole batch, and mixes it, before it is cut into micro-batches.
 
     Args:
       batch: 'image' [B, H, W, C] in [-1, 1], 'label' [B] int or [B, K] float,
         'weight' [B].
-      rng: for mixing.
+      rng: the random key for mixing.
     """
     targets = losses.targets_of(batch['label'], self.model.num_classes)
     if self.label_smoothing:
@@ -71,10 +74,10 @@ class Classify:
   def loss(self, variables, batch: dict, rng):
     """Returns (loss, (metrics, batch statistics)) of a prepared batch.
 
-    `accuracy` compares with the examples' own labels, also where images are mixed.
+    `accuracy` compares with an example's own label, even if images are mixed.
 
     Args:
-      rng: for dropout and stochastic depth.
+      rng: the random key for dropout and stochastic depth.
     """
     (logits, _), updated = self.model.apply(
       variables,
@@ -90,6 +93,6 @@ class Classify:
     return loss, (metrics, updated.get('batch_stats', {}))
 
   def predict(self, variables, batch: dict) -> dict:
-    """Returns 'logits' [B, K] and every named feature of the model, in evaluation."""
+    """Returns 'logits' [B, K] and all named features of the model in evaluation."""
     logits, features = self.model.apply(variables, batch['image'], train=False)
     return {**features, 'logits': logits}

@@ -1,8 +1,8 @@
-"""Mixup and CutMix: each example of a batch mixed with the one before it, on the device.
+"""Mixup and CutMix: mix each example of a batch with the one before it, on the device.
 
-Pure functions of a global batch and a key: the result does not depend on how many
-devices share the batch. (Mixed inside each device's part, as the reference code does,
-the same seed gives another run on another machine.)
+They are pure functions of a global batch and a random key, so that the result does not
+depend on the number of devices. (The reference code mixes inside each device's part of the
+batch. There, the same seed gives a different run on a different number of devices.)
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Mixing:
     return bool(self.mixup or self.cutmix)
 
   def __call__(self, images, targets, weight, rng):
-    """Returns (images, targets), mixed.
+    """Mixes a batch and returns (images, targets).
 
     Args:
       images: float32 [B, H, W, C].
@@ -41,7 +41,7 @@ class Mixing:
     size = len(images)
     choose, draw = jax.random.split(rng)
     shape = (size,) if self.mixup_mode == 'example' else (1,)
-    # An example whose partner has no weight stays whole: there is nothing to mix in.
+    # If the partner of an example has no weight, the example stays as it is.
     alone = jnp.roll(weight, 1) == 0
     if not self.cutmix:
       share, keep = _mixup(draw, self.mixup, shape, images)
@@ -68,8 +68,8 @@ class Mixing:
 def _mixup(rng, alpha: float, shape, images):
   """Returns (share of the label, share of each pixel): [n], [n, H, W, 1].
 
-  lambda ~ Beta(alpha, alpha) (arXiv 1710.09412, equation 2), the larger of lambda and
-  1 - lambda: each example stays the main part of its own row (as big_vision).
+  lambda ~ Beta(alpha, alpha) (arXiv 1710.09412, equation 2). The share is the larger of
+  lambda and 1 - lambda, so that each example stays the main part of its row (as big_vision).
   """
   share = jax.random.beta(rng, alpha, alpha, shape)
   share = jnp.maximum(share, 1 - share)
@@ -77,17 +77,18 @@ def _mixup(rng, alpha: float, shape, images):
 
 
 def _cutmix(rng, alpha: float, shape, images):
-  """Returns (share of the label, mask of the pixels kept): [n], [n, H, W, 1].
+  """Returns (share of the label, mask of the pixels to keep): [n], [n, H, W, 1].
 
-  A box of (1 - lambda) of the area, in the image's proportions, its centre uniform, cut
-  off at the border; the label's share is the area that is left (arXiv 1905.04899, section
-  3.1 and the authors' code).
+  The box to replace has 1 - lambda of the area and the proportions of the image. Its centre
+  is uniform, and it is clipped at the border. The share of the label is the area that is left
+  (arXiv 1905.04899, section 3.1 and the authors' code).
   """
   height, width = images.shape[1:3]
   box_rng, y_rng, x_rng = jax.random.split(rng, 3)
   side = jnp.sqrt(1 - jax.random.beta(box_rng, alpha, alpha, shape))
 
-  def keep_outside(rng, length):  # bool [n, length]
+  def keep_outside(rng, length):
+    # bool [n, length], whether a row or column is outside of the box.
     centre = jax.random.randint(rng, shape, 0, length)
     half = jnp.floor(length * side).astype(jnp.int32) // 2
     at = jnp.arange(length)
