@@ -93,9 +93,9 @@ def _swin(arrays, prefix: str) -> Table:
   inside = {n.removeprefix(whole): x for n, x in arrays.items() if n.startswith(whole)}
   if inside:
     name = r'layers\.(\d+)\.blocks\.0\.attn\.relative_position_bias_table'
-    stages = swin.stages_of(inside, name, '(?!)', swin.square)
+    stages = swin.find_stages(inside, name, '(?!)', swin.square_window)
   else:
-    stages = swin.our_stages(backbone_of(backbone_of(arrays)))
+    stages = swin.infer_stages(backbone_of(backbone_of(arrays)))
   return table(
     below(swin.timm(stages, merge_at_end=True), prefix),
     [layers.norm(f'{prefix}norm{s}', f'stage{s + 1}_norm') for s in range(len(stages))],
@@ -165,7 +165,7 @@ def _d2_swin(arrays, facts) -> Table:
 
 
 def _d2_mvit(arrays, facts) -> Table:
-  heads = mvit.heads_of(arrays, 'backbone.bottom_up.blocks.{}.attn')
+  heads = mvit.count_heads(arrays, 'backbone.bottom_up.blocks.{}.attn')
   if not heads:
     heads = mvit.heads_of_blocks(facts.fields['backbone']['backbone'])
   norms = [layers.norm(f'scale{s + 2}_norm', f'stage{s + 1}_norm') for s in range(4)]
