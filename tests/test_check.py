@@ -14,7 +14,7 @@ from vit_jax.check import Range, bind
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
-from vit_jax.evaluators.features import DataSet
+from vit_jax.evaluators.probe import DataSet
 from vit_jax.optim import averages, optimizers, schedules
 from vit_jax.registry import Registry
 from vit_jax.train import loggers, schema
@@ -214,7 +214,7 @@ def test_every_whole_number_has_a_range():
 )
 def test_values_that_json_cannot_hold(value, facts):
   with pytest.raises(UserError, match=naming(*facts)):
-    check.plain('config.x', value)
+    check.check_json('config.x', value)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_name_that_is_not_utf8_can_be_printed(tmp_path, capsys):
   name = os.fsdecode(os.fsencode(tmp_path) + b'/caf\xe9.png')
   Image.new('L', (8, 8)).save(tmp_path / 'x.png')
   os.rename(tmp_path / 'x.png', name)
-  assert cli.run(lambda argv: print(predict.find(argv)[0]) or 0, [name]) == 0
+  assert cli.run(lambda argv: print(predict.find_images(argv)[0]) or 0, [name]) == 0
   assert re.search(naming('caf\\udce9.png'), capsys.readouterr().out)
 
 

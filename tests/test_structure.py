@@ -85,7 +85,7 @@ HOMES = {
   'fsspec': ('files.py',),
   'flax': ('nn/', 'models/', 'tune/', 'detection/models/', 'lab/masked_patches'),
   'matplotlib': ('explain/plots/',),
-  'pyarrow': ('tools/features.py',),
+  'pyarrow': ('tools/feature_file.py',),
   'ml_collections': ('config.py', '../configs/'),
   'clu': ('train/loggers',),
   'tensorboard': ('train/loggers',),

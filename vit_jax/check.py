@@ -178,14 +178,14 @@ def check(where: str, value, kind, section: dict | None = None) -> None:
       check(f'{where}[{i}]', item, item_kind, section)
 
 
-def plain(where: str, value) -> None:
+def check_json(where: str, value) -> None:
   """Raises UserError for a value that config.json cannot hold, at any depth."""
   if isinstance(value, dict):
     for key, item in value.items():
-      plain(f'{where}.{key}', item)
+      check_json(f'{where}.{key}', item)
   elif isinstance(value, list | tuple):
     for i, item in enumerate(value):
-      plain(f'{where}[{i}]', item)
+      check_json(f'{where}[{i}]', item)
   elif not isinstance(value, bool | int | float | str | None):
     raise UserError(f'{where} is of type {type(value).__name__}, which JSON lacks.')
   elif isinstance(value, int) and abs(value) >= 2**63:
@@ -208,7 +208,7 @@ def parse_call(text: str) -> tuple[str, list, dict]:
     args = [ast.literal_eval(arg) for arg in getattr(node, 'args', ())]
     keywords = getattr(node, 'keywords', ())
     options = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
-    plain(text, [args, options])
+    check_json(text, [args, options])
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
     reason = getattr(error, 'msg', error)
     raise ValueError(

@@ -73,7 +73,7 @@ def load(spec: str) -> dict:
   module = execute(file)
   if not hasattr(module, 'get_config'):
     raise UserError(f'Config file {file!r} defines no get_config(arg).')
-  return plain(module.get_config(arg or None))
+  return to_dicts(module.get_config(arg or None))
 
 
 def execute(file: str) -> types.ModuleType:
@@ -115,12 +115,12 @@ def _find(file: str) -> Path:
   raise UserError(f'No config {file!r}: a FILE.py, or one of {", ".join(names)}.{hint}')
 
 
-def plain(config) -> dict:
+def to_dicts(config) -> dict:
   """Converts a config to nested dicts, lists and scalars, as if it was read from JSON."""
   if hasattr(config, 'items'):
-    return {str(key): plain(value) for key, value in config.items()}
+    return {str(key): to_dicts(value) for key, value in config.items()}
   if isinstance(config, list | tuple):
-    return [plain(value) for value in config]
+    return [to_dicts(value) for value in config]
   return config
 
 
@@ -151,7 +151,7 @@ def override(config: dict, assignments: list[str]) -> None:
 def literal(text: str):
   """Parses a text as a Python literal; returns the text if it is none."""
   try:
-    return plain(ast.literal_eval(text))
+    return to_dicts(ast.literal_eval(text))
   except (ValueError, SyntaxError, RecursionError, MemoryError):
     return {'true': True, 'false': False}.get(text, text)
 

@@ -49,7 +49,7 @@ def check(folder, tmp_path, thorough):
 
   predicted, one = {}, SingleImage(PP)
   # Both list the same files; neither follows a name that leads to a folder.
-  paths = predict.find([str(root)])
+  paths = predict.find_images([str(root)])
   assert set(paths) == set(decoded)
   for path in paths:
     try:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.support import GOLDEN, commands, pairs, runs
 from vit_jax import sharding, weights
-from vit_jax.tools import embed, features, search
+from vit_jax.tools import embed, feature_file, search
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')
 NAMES = [
@@ -130,15 +130,15 @@ def test_patches_are_without_registers(golden):
 _KILLED = """
 import os, sys
 from vit_jax import cli
-from vit_jax.tools import embed, features
-features._SECONDS = 0
-write = features.Parts._write
+from vit_jax.tools import embed, feature_file
+feature_file._SECONDS = 0
+write = feature_file.Parts._write
 def then_die(parts):
   write(parts)
   if len(parts._pieces) == 2:
     (parts._folder / '000002.parquet.9.tmp').write_text('half a part')
     os.kill(os.getpid(), 9)
-features.Parts._write = then_die
+feature_file.Parts._write = then_die
 sys.exit(cli.run(embed.main))
 """
 
@@ -198,7 +198,7 @@ def test_another_recipe_or_process_is_refused(folder, tmp_path, call, refused):
   near = [tmp_path / 'g.parquet', '--near_duplicates', 0.9]
   refused(search, near, 'g.parquet', 'damaged')
   record = json.loads(pq.read_schema(out).metadata[b'vit_jax'])
-  with features.writing(out, record):
+  with feature_file.writing(out, record):
     refused(embed, argv, out, 'process')
 
 

@@ -45,7 +45,7 @@ def test_logits_are_the_models(folder):
 
 def test_features_by_name_in_one_compilation(folder):
   loaded = weights.load(SOURCE)
-  paths = predict.find([str(folder)])
+  paths = predict.find_images([str(folder)])
   layers = ('pre_logits', 'block01')
   predicted = inference.predict_images(loaded, paths, batch_size=2, layers=layers)
   assert predicted.features['pre_logits'].shape == (5, 48)
@@ -67,12 +67,12 @@ def test_other_files_of_a_folder_are_counted(folder, capfd):
   (folder / 'a.txt').touch()
   (folder / 'sub' / 'b.txt').touch()
   (folder / 'Thumbs.db').touch()
-  assert len(predict.find([str(folder)])) == 5
+  assert len(predict.find_images([str(folder)])) == 5
   assert capfd.readouterr().err == f'{folder}: left out: 2 .txt, 1 .db.\n'
   (folder / 'none').mkdir()
   (folder / 'none' / 'x.svg').write_text('<svg/>')
   with pytest.raises(UserError, match=naming(folder / 'none', '1 .svg', '.png')):
-    predict.find([str(folder / 'none')])
+    predict.find_images([str(folder / 'none')])
 
 
 def test_table_and_json(folder, capsys):

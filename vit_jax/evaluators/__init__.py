@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from vit_jax.evaluators.base import Metric, find
+from vit_jax.evaluators.base import Metric, match_metric
 from vit_jax.registry import Registry
 
 EVALUATORS = Registry(
@@ -38,4 +38,4 @@ def declarations(source: str, evals: dict) -> dict[str, Metric]:
 def find_metric(key: str, evals: dict) -> Metric:
   """Returns the metric of a number such as 'test/top1'; by default a plain number."""
   source, _, name = key.partition('/')
-  return find(declarations(source, evals), name)
+  return match_metric(declarations(source, evals), name)

@@ -54,7 +54,7 @@ def interval(share: float, examples: float) -> tuple[float, float]:
   return (middle - width) / (1 + z2), (middle + width) / (1 + z2)
 
 
-def find(metrics: dict[str, Metric], name: str) -> Metric:
+def match_metric(metrics: dict[str, Metric], name: str) -> Metric:
   """Returns the first of {regex: metric} that matches the whole name, or `Metric()`."""
   matches = (m for pattern, m in metrics.items() if re.fullmatch(pattern, name))
   return next(matches, Metric())

@@ -161,7 +161,7 @@ def _match_by_name(source, names, model, how: str | None) -> tuple[list | None, 
   ways = []
   for read in (ids, words):
     theirs = read(names)
-    places = find(theirs, read(model.names))
+    places = find_indices(theirs, read(model.names))
     missing = [name for name, i in zip(theirs, places, strict=True) if i is None]
     ways.append((missing, places, 'WordNet id' if are_ids(theirs) else 'name'))
   missing, places, kind = min(ways, key=lambda way: len(way[0]))
@@ -278,7 +278,7 @@ def _build_match(
       columns = full.argmax(1)
   else:
     theirs = imagenet.wordnet_ids(among)
-    places = find(theirs, ids(model.names or ()))
+    places = find_indices(theirs, ids(model.names or ()))
     missing = [x for x, i in zip(theirs, places, strict=True) if i is None]
     columns = [i for i in places if i is not None]
     if missing and (all(rows) or not columns):
@@ -324,7 +324,7 @@ def are_ids(names: Sequence[str] | None) -> bool:
   return bool(names) and all(map(imagenet.is_wordnet_id, names))
 
 
-def find(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
+def find_indices(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
   """Returns the index of each name in `among`; None for a name that it lacks or has twice."""
   places: dict[str, int | None] = {}
   for i, name in enumerate(among):

@@ -13,7 +13,7 @@ from vit_jax.check import Count, Seed, distinct, nonempty
 from vit_jax.errors import UserError
 from vit_jax.evaluators import lsr
 from vit_jax.evaluators.base import Metric
-from vit_jax.evaluators.features import Probe
+from vit_jax.evaluators.probe import Probe
 
 # {protocol: ridges to choose from}.
 PROTOCOLS = {'fixed': (lsr.FIXED_L2,), 'sweep': lsr.SWEEP_L2}

@@ -13,7 +13,7 @@ from vit_jax import sharding
 from vit_jax.check import Range, nonempty
 from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric
-from vit_jax.evaluators.features import Probe
+from vit_jax.evaluators.probe import Probe
 
 # The most queries, and similarities, that a device computes at a time. They do not depend on
 # the mesh, so that every mesh computes the same products.

@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax import distributed
 from vit_jax.check import Count, Range, Section, nonempty
 from vit_jax.errors import UserError
-from vit_jax.evaluators import features, logistic
+from vit_jax.evaluators import logistic, probe
 from vit_jax.evaluators.base import Metric
 
 # Penalties to choose from. They are relative to sums over examples, so that one list suits
@@ -22,7 +22,7 @@ _Penalty = Annotated[float, Range(0, 1e30, '(]')]
 
 
 @dataclasses.dataclass(frozen=True)
-class DataSet(features.DataSet):
+class DataSet(probe.DataSet):
   """A data set of a linear probe.
 
   Without `val`, a part of `train` is held out to choose the penalty.
@@ -31,7 +31,7 @@ class DataSet(features.DataSet):
   val: str | None = None
 
 
-class LinearProbe(features.Probe):
+class LinearProbe(probe.Probe):
   """Test accuracy of a linear classifier that is fitted to a train split.
 
   The classifier is a multinomial logistic regression, see `logistic`. It is fitted with each

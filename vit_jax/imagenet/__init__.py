@@ -1,14 +1,14 @@
-"""The classes of ImageNet: WordNet ids in the orders that published heads have, and names.
+"""The classes of ImageNet: their WordNet ids in the order of published heads, and names.
 
-`synsets.json` has a row for each WordNet id: the lists that it is in, a letter each, and
-its lemmas. Every list is in ascending order of its ids. Lists and lemmas are facts taken
+`synsets.json` has a row for each WordNet id: the lists that contain it, one letter for each
+list, and its lemmas. Every list is in ascending order of its ids. Lists and lemmas are facts
 from timm 1.0.31 (timm/data/_info, Apache-2.0), whose 21,843 ids are those of
-gs://bit_models/imagenet21k_wordnet_ids.txt; the lemmas are from WordNet 3.0, Princeton
+gs://bit_models/imagenet21k_wordnet_ids.txt. The lemmas are from WordNet 3.0, Princeton
 University.
 
-The whole release of winter 2021, 19,167 of the classes of 2011, has no list: no published
-source with all of them was found. Data made from it carries their ids, and `describe` has
-a name for each.
+There is no list for the whole release of winter 2021, 19,167 of the classes of 2011, because
+no published source has all of them. Data made from it has their ids, and `describe` has a
+name for each.
 """
 
 import functools
@@ -18,17 +18,24 @@ from pathlib import Path
 
 from vit_jax.errors import choose
 
-# name -> (letter in the file, number of classes)
+# {name: (letter in the file, number of classes)}.
 LISTS = {
-  'imagenet1k': ('1', 1_000),  # ILSVRC 2012
-  'imagenet21k': ('G', 21_843),  # Google's heads: ViT, AugReg, Mixer, BiT, FlexiViT
-  'imagenet22k': ('F', 21_841),  # the release of autumn 2011
-  'imagenet12k': ('T', 11_821),  # timm's selection from it
-  'imagenet21k_miil': ('P', 11_221),  # arXiv 2104.10972, of autumn 2011
-  'imagenet21k_miil_winter21': ('W', 10_450),  # the same, of winter 2021
-  # The classes of two test sets, which are among those of imagenet1k.
-  'imagenet_a': ('A', 200),  # natural adversarial examples, arXiv 1907.07174
-  'imagenet_r': ('R', 200),  # renditions, arXiv 2006.16241
+  # ILSVRC 2012.
+  'imagenet1k': ('1', 1_000),
+  # Google's heads: ViT, AugReg, Mixer, BiT, FlexiViT.
+  'imagenet21k': ('G', 21_843),
+  # The release of autumn 2011.
+  'imagenet22k': ('F', 21_841),
+  # timm's selection from that release.
+  'imagenet12k': ('T', 11_821),
+  # The selection of arXiv 2104.10972 from the release of autumn 2011.
+  'imagenet21k_miil': ('P', 11_221),
+  # The same for the release of winter 2021.
+  'imagenet21k_miil_winter21': ('W', 10_450),
+  # Two test sets, whose classes are among those of imagenet1k: natural adversarial examples
+  # (arXiv 1907.07174) and renditions (arXiv 2006.16241).
+  'imagenet_a': ('A', 200),
+  'imagenet_r': ('R', 200),
 }
 
 
@@ -49,10 +56,10 @@ def wordnet_ids(name: str) -> list[str]:
 
 
 def class_names(name: str) -> list[str]:
-  """Returns the names of one of LISTS: a class's lemmas, 'tench, Tinca tinca'.
+  """Returns the names of the classes of one of LISTS, their lemmas: 'tench, Tinca tinca'.
 
-  Two classes may have the same name ('crane', the bird and the machine); `wordnet_ids`
-  tells them apart.
+  Two classes may have the same name ('crane', the bird and the machine). `wordnet_ids` tells
+  them apart.
 
   Raises:
     UserError: for an unknown list.
@@ -66,12 +73,12 @@ def describe(name: str) -> str | None:
 
 
 def is_wordnet_id(name: str) -> bool:
-  """Whether a name has the form of a noun's WordNet id, such as 'n01440764'."""
+  """Whether a name has the form of the WordNet id of a noun, such as 'n01440764'."""
   return len(name) == 9 and name[0] == 'n' and name[1:].isdecimal()
 
 
 def list_of(names: Sequence[str]) -> str | None:
-  """Returns which of LISTS has exactly these names in this order, or None."""
+  """Finds the one of LISTS that has exactly these names in this order, or returns None."""
   for name, (_, number) in LISTS.items():
     if len(names) == number and list(names) == class_names(name):
       return name

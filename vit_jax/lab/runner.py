@@ -93,7 +93,7 @@ def changed(config: dict, changes: Mapping) -> dict:
     if value is None and isinstance(section.get(key), dict):
       del section[key]
     else:
-      section[key] = config_lib.plain(value)
+      section[key] = config_lib.to_dicts(value)
   return config
 
 

@@ -15,12 +15,13 @@ MODES = ('batch', 'example')
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-  """Mixup, CutMix, or each with probability 1/2 where both are given.
+  """Mixup or CutMix; if both are given, each with probability 1/2.
 
   Attributes:
-    mixup: alpha of mixup's Beta(alpha, alpha); 0: none.
-    cutmix: alpha of CutMix's; 0: none.
-    mixup_mode: one draw for the 'batch', as the reference recipes, or for each 'example'.
+    mixup: alpha of the Beta(alpha, alpha) of mixup; 0: no mixup.
+    cutmix: alpha of the Beta(alpha, alpha) of CutMix; 0: no CutMix.
+    mixup_mode: whether to draw once for the 'batch', as the reference recipes do, or for
+      each 'example'.
   """
 
   mixup: float = 0.0

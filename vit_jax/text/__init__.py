@@ -1,1 +1,1 @@
-"""Tokenizers, and the prompts of zero-shot classification."""
+"""Tokenizers, and prompts for zero-shot classification."""

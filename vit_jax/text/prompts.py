@@ -1,9 +1,10 @@
-"""Texts for a class, by which an image and text model classifies without training.
+"""Prompts: texts for classes, by which an image-text model classifies without training.
 
-CLIP, arXiv 2103.00020, section 3.1.4: the class is the mean of many prompts. `prompts.json`
-has what OpenAI published in the notebook Prompt_Engineering_for_ImageNet, as open_clip 3.3
-ships it (MIT licence): 80 templates for ImageNet, 7 that do nearly as well, and names of
-the 1,000 classes, edited to mean one thing each ('crane bird').
+As in CLIP (arXiv 2103.00020, section 3.1.4), a class is the mean of the vectors of many
+prompts. `prompts.json` has what OpenAI published in the notebook
+Prompt_Engineering_for_ImageNet, as open_clip 3.3 ships it (MIT licence): 80 templates for
+ImageNet, 7 templates that do nearly as well, and names of the 1,000 classes, which are edited
+so that each has one meaning ('crane bird').
 """
 
 import functools
@@ -24,11 +25,11 @@ def _read_published() -> dict[str, list[str]]:
 
 
 def templates(name: str | None) -> Sequence[str]:
-  """Returns templates with a place {} for a class.
+  """Returns templates, in which {} is the place for the class.
 
   Args:
-    name: one of TEMPLATES, a template such as 'a photo of a {}.', or a file with one a
-      line; None: the class alone.
+    name: one of TEMPLATES, a template such as 'a photo of a {}.', or a file with one
+      template per line; None: the name of the class alone.
   """
   if name is None:
     return ('{}',)
@@ -46,7 +47,7 @@ def templates(name: str | None) -> Sequence[str]:
 
 
 def labels(text: str) -> list[str]:
-  """Returns the classes in 'a cat,a dog', or of a file with one a line."""
+  """Parses classes, 'a cat,a dog', or reads them from a file with one class per line."""
   names = [part.strip() for part in _lines(text) or text.split(',')]
   if not all(names) or len({*names}) < len(names):
     raise UserError(f'Labels {text!r}: expected several, by commas, none twice.')
@@ -54,7 +55,7 @@ def labels(text: str) -> list[str]:
 
 
 def _lines(name: str) -> list[str] | None:
-  """Returns the non-empty lines of a file, None if the file does not exist."""
+  """Returns the non-empty lines of a file, or None if it does not exist."""
   path = os.path.expanduser(name)
   if os.path.isfile(path):
     with files.reading(name):
@@ -63,14 +64,15 @@ def _lines(name: str) -> list[str] | None:
 
 
 def words(class_names: Sequence[str]) -> list[str]:
-  """Returns the classes of a data set as texts have them.
+  """Returns the words for the classes of a data set.
 
-  Classes of ImageNet, by WordNet id or by the names of `imagenet.class_names`, have their
-  published names; in others '_' is a space.
+  Classes of ImageNet, given by WordNet id or by the names of `imagenet.class_names`, get their
+  published names. In other names '_' becomes a space.
   """
   ids, ours = imagenet.wordnet_ids('imagenet1k'), imagenet.class_names('imagenet1k')
   edited = _read_published()['imagenet1k']
-  if list(class_names) == ours:  # two classes have one name there
+  # Compare the whole list, because two classes have the same name in it.
+  if list(class_names) == ours:
     return edited
   published = dict(zip([*ours, *ids], [*edited] * 2, strict=True))
   return [published.get(name, name.replace('_', ' ')) for name in class_names]

@@ -1,7 +1,7 @@
-"""Texts to token ids, by the vocabulary that the weights come with.
+"""Converts texts to token ids, with the vocabulary of the weights.
 
-Ids are those of the publishers' own code: OpenAI's CLIP, transformers, open_clip and
-big_vision clean, cut and pad in different ways.
+The ids equal those of the publishers' code. OpenAI's CLIP, transformers, open_clip and
+big_vision clean, truncate and pad texts in different ways.
 """
 
 import gzip
@@ -17,12 +17,13 @@ import numpy as np
 from vit_jax import files
 from vit_jax.errors import UserError
 
-# The file of OpenAI's CLIP: a title, then the merges, the most frequent first.
+# The vocabulary of OpenAI's CLIP: a title, then the merges, the most frequent first.
 MERGES = 'bpe_simple_vocab_16e6.txt.gz'
-_NUMBER = 49_152 - 256 - 2  # merges that CLIP uses
-# OpenAI's pattern ignores case, so that a long s is an s.
+# Number of merges that CLIP uses.
+_NUMBER = 49_152 - 256 - 2
+# OpenAI's pattern ignores case, so that a long s (ſ) counts as an s.
 _WORDS = r"'[sſ]|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-# Tokens that end a text: CLIP's by its two names, Gemma's (SigLIP 2) and T5's (SigLIP).
+# Tokens that end a text: CLIP's under two names, Gemma's (SigLIP 2) and T5's (SigLIP).
 _ENDS = ('<|endoftext|>', '<end_of_text>', '<eos>', '</s>')
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
 
@@ -41,30 +42,35 @@ def _canonical(text: str) -> str:
 
 # How texts are cleaned before they are cut into tokens.
 CLEAN: dict[str, Callable[[str], str]] = {
-  'none': lambda text: text,  # transformers' CLIP: tokenizer.json has it all
-  # As open_clip names them; the first is OpenAI's too.
+  # transformers' CLIP, whose tokenizer.json does it.
+  'none': lambda text: text,
+  # Three by their names in open_clip; OpenAI uses the first of them.
   'lower': lambda text: _spaces(_unescape(text)).lower(),
   'whitespace': lambda text: _spaces(_unescape(text)),
   'canonicalize': lambda text: _canonical(_unescape(text)),
-  'big_vision': _canonical,  # SigLIP
-  # transformers' SigLIP
+  # big_vision's SigLIP.
+  'big_vision': _canonical,
+  # transformers' SigLIP.
   'siglip': lambda text: _spaces(text.lower().translate(_PUNCTUATION)),
-  # transformers' and big_vision's SigLIP 2; letter by letter, so that a Greek final sigma
-  # is like any other.
+  # SigLIP 2 of transformers and big_vision. Letter by letter, so that a Greek final sigma
+  # becomes the same letter as any other sigma.
   'siglip2': lambda text: ''.join(map(str.lower, text)),
 }
 
 
 class Rules(NamedTuple):
-  """The facts about tokens that the weights' config tells, not the vocabulary."""
+  """The facts about tokens that are in the config of the weights, not in the vocabulary."""
 
-  length: int  # ids of a text
-  clean: str  # a key of CLEAN
-  pad: int | None  # id behind the end of a text; None: the end, again
+  # Number of ids of a text.
+  length: int
+  # A key of CLEAN.
+  clean: str
+  # The id after the end of a text; None: the end is repeated.
+  pad: int | None
 
 
 class Tokenizer:
-  """Texts to ids int32 [T, length]: cut at `length`, always with an end, and padded."""
+  """Converts texts to ids int32 [T, length]: truncated or padded, and always with an end."""
 
   def __init__(self, encode: Callable[[str], list[int]], end: int, rules: Rules):
     self._encode, self._end, self.rules = encode, end, rules
@@ -84,7 +90,7 @@ class Tokenizer:
 
 
 def read(folder: Path, rules: Rules) -> Tokenizer:
-  """Returns the tokenizer of a folder of weights, or raises UserError without a file."""
+  """Reads the tokenizer of a folder of weights; raises UserError if there is none."""
   readers = {
     'spiece.model': _sentencepiece,
     'tokenizer.json': _tokenizers,
@@ -106,7 +112,8 @@ def _tokenizers(path: Path):
 
   try:
     return _fast(Fast.from_file(str(path)))
-  except Exception as error:  # the library raises nothing more exact
+  except Exception as error:
+    # The library raises no other type.
     raise ValueError(error) from None
 
 
@@ -133,7 +140,7 @@ def _merges(path: Path):
   with gzip.open(path, 'rt', encoding='utf-8') as file:
     lines = file.read().split('\n')
   merges = [tuple(line.split()) for line in lines[1 : _NUMBER + 1] if line]
-  # Bytes that are printable come first, in the order of their values.
+  # Printable bytes come first, in the order of their values.
   letters = pre_tokenizers.ByteLevel.alphabet()
   letters = sorted(letters, key=lambda c: (ord(c) > 255, c))
   start, end = '<|startoftext|>', _ENDS[0]

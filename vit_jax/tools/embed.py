@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax import cli, files, terminal
 from vit_jax.errors import UserError, choose, printable
-from vit_jax.tools import features, out_folder, predict, source, zero_shot
+from vit_jax.tools import feature_file, out_folder, predict, source, zero_shot
 from vit_jax.version import __version__
 
 # Number of images in a batch, by platform; 256 elsewhere.
@@ -31,15 +31,15 @@ _MOST_NAMED = 20
 def main(argv: list[str]) -> int:
   """Writes the file, and prints its size and the images that could not be read."""
   args = _parser().parse_args(argv)
-  features.arrow()
+  feature_file.arrow()
   out = files.local_path(args.out, '--out')
-  if out.suffix != features.SUFFIX or out.is_dir():
-    raise UserError(f'--out {out}: expected FILE{features.SUFFIX}.')
+  if out.suffix != feature_file.SUFFIX or out.is_dir():
+    raise UserError(f'--out {out}: expected FILE{feature_file.SUFFIX}.')
   out_folder.check_folder(str(out.parent))
   if not Path(args.folder).is_dir():
     raise UserError(f'{args.folder} is not a folder.')
   root = str(Path(args.folder).absolute()) + '/'
-  names = [path.removeprefix(root) for path in predict.find([root])]
+  names = [path.removeprefix(root) for path in predict.find_images([root])]
   import jax
 
   from vit_jax import inference, sharding
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
   mesh = sharding.make_mesh()
   size = args.batch or _BATCH.get(jax.default_backend(), 256)
   size = -(-size // sharding.batch_divisor(mesh)) * sharding.batch_divisor(mesh)
-  with features.writing(out, record) as parts, jax.set_mesh(mesh):
+  with feature_file.writing(out, record) as parts, jax.set_mesh(mesh):
     todo = [name for name in names if name not in parts.done and name not in bad]
     new = iter(todo)
     if before := len(parts.done):

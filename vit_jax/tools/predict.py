@@ -32,7 +32,7 @@ OPTIONS = Registry('options of predict', {})
 def main(argv: list[str]) -> int:
   """Prints the most probable classes of every image, or its boxes or segments."""
   args = _parser().parse_args(argv)
-  paths = find(args.images)
+  paths = find_images(args.images)
   from vit_jax import inference
 
   loaded = zero_shot.classifier(args, source.load(args))
@@ -77,7 +77,7 @@ def finish(args, loaded, images: list[dict], lines, note: str = '', **more) -> i
   return 0
 
 
-def find(images: list[str]) -> list[str]:
+def find_images(images: list[str]) -> list[str]:
   """Returns the named files, and the sorted images below the named folders.
 
   The images of a folder are those that training would read. Prints how many other files the

@@ -19,7 +19,7 @@ import numpy as np
 from vit_jax import cli, files, terminal
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import BadImage, UserError, choose, printable
-from vit_jax.tools import embed, features, out_folder, predict, zero_shot
+from vit_jax.tools import embed, feature_file, out_folder, predict, zero_shot
 
 _TOP, _BATCH = 10, 8
 # Number of features on the device at a time.
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
   page = args.page and files.local_path(args.page, '--page')
   if page:
     out_folder.check_folder(str(page.parent), '--page')
-  file = features.File(args.features)
+  file = feature_file.File(args.features)
   layers = file.record['recipe']['layers']
   layer = args.layer or next(iter(layers))
   if len(choose('layer', layer, layers)) > 1:
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 
 def _queries(args, file, layer: str, paths: list[str]) -> list[dict]:
   """Returns {'query', 'images': the nearest ones, maybe 'error'} for every query."""
-  queries = args.text or predict.find(args.queries)
+  queries = args.text or predict.find_images(args.queries)
   from vit_jax import inference, sharding, weights
 
   recipe, name = file.record['recipe'], args.source or file.record['source']

@@ -101,6 +101,6 @@ def print_values(args, record: dict, values: dict, metrics, notes: list[str]) ->
   for line in notes:
     print(line)
   for name in values:
-    metric = base.find(metrics, name)
+    metric = base.match_metric(metrics, name)
     if not metric.detail:
       print(f'{name:12} {metric.format_with_std(values, name)}')

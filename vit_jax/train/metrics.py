@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vit_jax import distributed, evaluators, files
 from vit_jax.errors import UserError, choose, did_you_mean
-from vit_jax.evaluators.base import find
+from vit_jax.evaluators.base import match_metric
 
 TIME = 'time/'
 
@@ -35,7 +35,7 @@ def larger_is_better(
   source, _, name = key.partition('/')
   where = f'source of the metric {asked_by}'
   metrics = evaluators.declarations(choose(where, source, [*evals, 'train']), evals)
-  larger = find(metrics, name).larger_is_better
+  larger = match_metric(metrics, name).larger_is_better
   if larger is None:
     directed = [k for k, m in metrics.items() if m.larger_is_better is not None]
     raise UserError(

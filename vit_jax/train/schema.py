@@ -12,8 +12,8 @@ from vit_jax.check import (
   Section,
   Seed,
   bind,
+  check_json,
   check_keys,
-  plain,
   prefix_errors,
 )
 from vit_jax.checkpoint import checkpoints
@@ -125,7 +125,7 @@ def check(config: dict) -> dict:
   Opens nothing. A model that the weights will name is left to `check_model`.
   """
   check_keys('config', config, SECTIONS)
-  plain('config', config)
+  check_json('config', config)
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
   bind('config', config, sections)

@@ -1,8 +1,7 @@
-"""'decode|resize(256)|flip_lr|value_range(-1, 1)': text to functions.
+"""Parses string pipelines, 'decode|resize(256)|flip_lr|value_range(-1, 1)', to functions.
 
-An op is a factory: it gets the arguments written in the text, checks them, and
-returns a function. None of this imports TensorFlow, so a mistake in a config is
-reported at once.
+An op is a factory: it gets the arguments from the text, checks them, and returns a function.
+None of this imports TensorFlow, so that a mistake in a config is reported at once.
 """
 
 import ast
@@ -16,7 +15,7 @@ from vit_jax.check import check as check_value
 from vit_jax.check import parse_call, prefix_errors
 from vit_jax.registry import Registry
 
-# Name -> factory. `_facts` has more about those whose modules are imported.
+# {name: factory}. `_facts` has more about the ops whose modules are imported.
 OPS = Registry(
   'op',
   {
@@ -44,11 +43,11 @@ class Op:
   """A registered op; in a pipeline, with its arguments.
 
   Attributes:
-    make: factory of the op's function. This and the next three: see `op`.
-    text: as written in the pipeline.
-    arguments: all arguments by name, defaults included.
-    written: names of those that the text has.
-    apply: the op's function, which may itself have `draws` and `maps`.
+    make: the factory of the op's function. For this and the next three see `op`.
+    text: the text of the op in the pipeline.
+    arguments: all arguments by name, including defaults.
+    written: the names of the arguments that the text has.
+    apply: the op's function, which may have attributes `draws` and `maps` of its own.
   """
 
   name: str
@@ -62,12 +61,12 @@ class Op:
   apply: Callable | None = None
 
   def __call__(self, features: dict, u) -> dict:
-    """Returns the features of an example, or of many, after the op."""
+    """Applies the op to the features of an example, or of many."""
     if self.maps == ('image',):
       return {**features, 'image': self.apply(features['image'], u)}
     mapped = {name: features[name] for name in self.maps if name in features}
     changed = self.apply(mapped, u)
-    # Boxes that an op forgot would stay in place, under an image that moved.
+    # If an op forgot the boxes, they would stay in place on an image that moved.
     assert changed.keys() >= mapped.keys(), f'{self.name}: gives {list(changed)}'
     return {**features, **changed}
 
@@ -80,21 +79,21 @@ class Op:
 
   @property
   def numpy(self) -> Callable | None:
-    """The op for one NumPy image: image -> image, or {'image': ..., more features}."""
+    """The op for one NumPy image; it returns the image, or {'image': ..., more features}."""
     return getattr(self.apply, 'numpy', None)
 
   @property
   def crop(self) -> Any:
-    """The op, if it is a crop by which a JPEG may be decoded inside the window only.
+    """The op's function if it is a crop, so that a JPEG may be decoded inside the crop only.
 
-    It then has `box(height, width, u) -> (y, x, h, w)` and `finish(window) -> image`.
+    It then has `box(height, width, u) -> (y, x, h, w)` and `finish(crop) -> image`.
     """
     return self.apply if hasattr(self.apply, 'box') else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Twins:
-  """An op's function in TensorFlow, and the same for one NumPy image: see `Op.numpy`.
+  """An op's function in TensorFlow, and its twin for one NumPy image, see `Op.numpy`.
 
   Attributes:
     target: see `target_of_decode`.
@@ -120,27 +119,28 @@ def op(
 ):
   """Registers a factory under the name that pipelines use.
 
-  The factory's function is pure: `(images, u) -> images`, in TensorFlow, images uint8 or
-  float [..., H, W, C], u float32 [..., draws] uniform in [0, 1). The leading axes are
-  those of one image (none) or of a batch, and an image must come out the same, to the
-  bit, alone and in any batch. The factory raises ValueError for a bad argument; the text
-  around it is added.
+  The factory returns a pure function in TensorFlow, `(images, u) -> images`. Images are uint8
+  or float [..., H, W, C], and u is float32 [..., draws], uniform in [0, 1). There are no
+  leading axes for one image, and one for a batch. An image must have the same result, bit for
+  bit, alone and in any batch. The factory raises ValueError for a bad argument, to which the
+  text of the op is added.
+
+  An op that prediction needs returns `Twins`, or a function with a method `numpy`, because
+  prediction has no TensorFlow.
 
   Args:
-    draws: how many random numbers it takes; where that depends on the arguments, the
-      function has it as `draws`.
-    maps: the features that it changes. With more than the image the function is
-      `({name: value}, u) -> {name: value}`, of those that an example has; where they
-      depend on the arguments, the function has them as `maps`. Others stay as they are.
-    keeps_positions: whether every pixel stays where it was, as a fraction of height and
-      width: boxes then stay valid without being mapped.
-
-  An op that prediction needs too, without TensorFlow, returns `Twins` or has a `numpy`.
+    draws: how many random numbers the function takes. If that depends on the arguments, the
+      function has an attribute `draws`.
+    maps: the features that the function changes. If there are others than the image, the
+      function is `({name: value}, u) -> {name: value}` of the features that an example has.
+      If they depend on the arguments, the function has an attribute `maps`.
+    keeps_positions: whether every pixel keeps its position as a fraction of height and
+      width, so that boxes stay valid without being changed.
   """
 
   def register(make):
     _facts[name] = Op(name, make, draws, maps, keeps_positions)
-    # An op of the table is there already, by its place.
+    # An op of the table is registered already, by its place.
     if OPS.data.get(name) != f'{make.__module__}:{make.__qualname__}':
       OPS.register(name, make)
     return make
@@ -149,7 +149,7 @@ def op(
 
 
 def parse(pp: str) -> tuple[Op, ...]:
-  """Returns the ops of a string pipeline; the same objects for the same text.
+  """Parses a string pipeline to ops; the same text gives the same objects.
 
   Arguments are Python literals, by position or keyword.
   """
@@ -165,26 +165,27 @@ def _parse(pp: str) -> tuple[Op, ...]:
 
 
 def check_pipeline(where: str, pp: str, _) -> None:
-  """Refuses a pipeline that gives a model no image: a rule of `check`."""
+  """Raises UserError for a pipeline that makes no image for a model; a rule for `check`."""
   with prefix_errors(where):
     check_images(op.name for op in parse(pp) if 'image' in op.maps)
 
 
 def check_images(names: Sequence[str]) -> None:
-  """Refuses image ops, by their names in order, that give a model no image."""
+  """Checks the order of the image ops, given their names; raises ValueError."""
   names = list(names)
   if 'decode' in names[1:]:
     raise ValueError('decode must come first')
   if 'canvas' in names and set(names[names.index('canvas') + 1 :]) - {'value_range'}:
     raise ValueError(
-      'canvas must come last but for value_range, as boxes are of the image without padding'
+      'only value_range may come after canvas, because boxes refer to the image without '
+      'padding'
     )
   if names.count('value_range') != 1:
     raise ValueError('expected exactly one value_range, such as value_range(-1, 1)')
 
 
 def check_positions(pp: str) -> None:
-  """Raises UserError for a pipeline that crops or flips: boxes are of whole images."""
+  """Raises UserError for a pipeline that crops or flips, because boxes refer to whole images."""
   with prefix_errors(f'pp {pp!r}'):
     for op in parse(pp):
       if 'image' in op.maps and not op.keeps_positions:
@@ -192,10 +193,10 @@ def check_positions(pp: str) -> None:
 
 
 def target_of_decode(ops: Sequence[Op]) -> tuple[int, int] | None:
-  """Returns the (h, w) that the op after `decode` resizes its image or crop to.
+  """Returns the (h, w) to which the op after `decode` resizes its image or crop.
 
-  Or a lower bound of it, where it depends on the image. None if that op needs all pixels:
-  it does not resize, or `decode(whole=True)` asks for them.
+  If it depends on the image, returns a lower bound. None if all pixels are needed, because
+  that op does not resize, or because of `decode(whole=True)`.
   """
   if len(ops) < 2 or ops[0].name != 'decode' or ops[0].apply.whole:
     return None
@@ -203,7 +204,7 @@ def target_of_decode(ops: Sequence[Op]) -> tuple[int, int] | None:
 
 
 def _pieces(pp: str) -> Iterator[str]:
-  """Yields the text of each op: 'a|b(1)' is valid Python."""
+  """Yields the text of each op, by parsing the pipeline as Python."""
   text = f'({pp.strip()})'
   try:
     node = ast.parse(text, mode='eval').body
@@ -219,7 +220,7 @@ def _pieces(pp: str) -> Iterator[str]:
 
 
 def _bind(text: str) -> Op:
-  """Returns the op of 'name' or 'name(1, key=2)'."""
+  """Makes the op of a text, 'name' or 'name(1, key=2)'."""
   name, args, kwargs = parse_call(text)
   OPS[name]  # imports its module, or raises an error with the names that there are
   op = _facts[name]

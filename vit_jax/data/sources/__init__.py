@@ -1,6 +1,6 @@
-"""Where examples come from: one module for each kind of source.
+"""Sources of examples, one module for each kind.
 
-A string names one: 'digits', 'folder:PATH', 'tfds:NAME', 'records:PATH', ...
+A string names a source: 'digits', 'folder:PATH', 'tfds:NAME', 'records:PATH', ...
 """
 
 import os
@@ -42,13 +42,14 @@ _IN_BUCKETS = ('records', 'tfds')
 def build(
   source: str, split: str, *, classes: Sequence[int | str] | None = None, **options
 ) -> Source:
-  """Returns the source of one split.
+  """Opens the source of one split.
 
   Args:
-    source: 'scheme:target', or a scheme that needs no target. Without a scheme: an
-      existing directory is a folder, a name ending in .npz is arrays, else TFDS.
+    source: 'scheme:target', or a scheme that needs no target. Without a scheme, an existing
+      directory is a folder, a name that ends in .npz is arrays, and any other name is one of
+      TFDS.
     split: a split expression, see `splits`.
-    classes: indices or names of the classes to keep, see `subset`. None: all.
+    classes: indices or names of the classes to keep, see `subset`; None: all classes.
     **options: the keyword arguments of the source's class.
   """
   check_options('config.data.source_options', options, {'source': source})
@@ -70,23 +71,27 @@ def _open(source: str, split: str, options: dict) -> Source:
   except UserError as error:
     if scheme != 'tfds' or source.startswith('tfds:'):
       raise
-    # Another name counts as one of TFDS, but may be meant for a folder, or for a source
+    # An unknown name counts as one of TFDS. The user may have meant a folder, or a source
     # that a config file registers.
     message = ''
     if ':' not in source:
       near = did_you_mean(source, [*folder.folders('.'), *SOURCES])
       message = f'There is no folder {source!r} in {os.getcwd()}.{near} '
-    own = f'If {source!r} is of a config file, that must be imported first.'
+    own = f'If a config file registers {source!r}, import that file first.'
     raise type(error)(f'{message}{error} {own}') from None
 
 
 def check_options(where: str, options: dict, beside: dict) -> None:
-  """Refuses options that the source beside them does not take: a rule of `check`."""
+  """Raises UserError for options that the source does not take; a rule for `check`.
+
+  Args:
+    beside: the section, whose 'source' is that source.
+  """
   bind(where, options, _resolve(beside['source'])[2], provided=('target', 'split'))
 
 
 def _resolve(source: str) -> tuple[str, str, type[Source]]:
-  """Returns (scheme, target, class) of a source."""
+  """Parses a source to (scheme, target, class)."""
   scheme, target = _scheme(source)
   if scheme in TARGETS and not target:
     raise UserError(f"Source {source!r}: give it as '{scheme}:{TARGETS.data[scheme]}'.")

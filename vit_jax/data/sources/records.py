@@ -83,7 +83,7 @@ class RecordFiles(Source):
     self._buffer = (shuffle_buffer or _BUFFER) if stream else None
     if weight_key and multi_label is False:
       raise UserError(f'{self.name}: weight_key={weight_key!r} needs multi_label=True.')
-    pieces = self._pieces(find(target), split)
+    pieces = self._pieces(find_files(target), split)
     self._records = record_files.Records(pieces)
     self.bounds = self._records.bounds
     sizes = {piece.filename: _size(piece.filename) for piece in pieces}
@@ -240,7 +240,7 @@ def _values(feature) -> list[bytes] | np.ndarray:
   return list(values) if dtype is None else np.array(values, dtype)
 
 
-def find(target: str) -> dict[str, list[str]]:
+def find_files(target: str) -> dict[str, list[str]]:
   """Finds the files of a folder or a pattern: {split: paths in the order of shards}."""
   target = str(files.path(target))
   with files.outages(target):

@@ -201,7 +201,7 @@ def _by_name(truth: Truth, source: Objects, model: Classes | None) -> np.ndarray
     return None
   if len({*categories}) < len(categories):
     return None
-  places = class_match.find(categories, model.names)
+  places = class_match.find_indices(categories, model.names)
   if None in places:
     name = categories[places.index(None)]
     raise UserError(

@@ -30,7 +30,7 @@ def draw(args) -> Drawn:
     layer = {'pooling': 'Pooling', -1: 'Last layer'}.get(args.layer)
     layer = layer or f'Layer {args.layer}'
     title = layer if args.head is None else f'{layer}, head {args.head}'
-  paths = predict.find(args.images)
+  paths = predict.find_images(args.images)
   loaded = source.load(args, dtype='float32')
   images = [str(path) for path in paths]
   rows = loaded.preprocess(images)
@@ -68,7 +68,7 @@ def distance(args) -> Drawn:
   """Draws each head's mean attention distance (figures 7 right and 11)."""
   from vit_jax.explain import plots
 
-  paths = [str(path) for path in predict.find(args.images)]
+  paths = [str(path) for path in predict.find_images(args.images)]
   loaded = source.load(args, dtype='float32')
   each = explain.attention_distances(loaded, paths)
   mean, std = each.mean(0), each.std(0)  # [L, M]
