@@ -208,6 +208,7 @@ def test_every_whole_number_has_a_range():
   [
     ({1}, ('config.x', 'set')),
     (10**30, ('config.x', 64)),
+    (2**63, ('config.x', 64)),
     (float('nan'), ('config.x=nan', 'finite')),
     ([0, {'a': float('inf')}], ('config.x[1].a=inf', 'finite')),
   ],

@@ -8,9 +8,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-# Seconds between two lines about progress, if standard error is not a terminal.
-_SECONDS = 30
-
 # The file descriptor for lines to the user. It is not 2 while `noise_to` redirects that one.
 _fd = 2
 
@@ -30,20 +27,26 @@ def bold(text: str) -> str:
 
 
 def progress(
-  items: Iterable, total: int | None, text: str, unit: str, quiet: bool = False
+  items: Iterable,
+  total: int | None,
+  text: str,
+  unit: str,
+  quiet: bool = False,
+  every: float = 30,
 ) -> Iterator:
   """Yields the items; shows a bar on a terminal, and elsewhere prints a line now and then.
 
   Args:
     total: number of items, or None if it is unknown.
     quiet: whether to show nothing.
+    every: seconds between two lines, if standard error is not a terminal.
   """
   import tqdm
 
   start, done, stop = time.monotonic(), 0, threading.Event()
 
   def report():
-    while not stop.wait(_SECONDS):
+    while not stop.wait(every):
       seconds = (time.monotonic() - start) * ((total or 0) - done) / max(done, 1)
       left = f', {tqdm.tqdm.format_interval(seconds)} left' if total and done else ''
       say(f'{text}: {done} of {total or "?"} {unit}{left}')

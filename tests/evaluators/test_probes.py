@@ -31,7 +31,8 @@ def data(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def chunks_of_30_rows(monkeypatch):
-  monkeypatch.setattr(logistic, '_LOGITS', 100)
+  rows = functools.partial(logistic.Rows, most_logits=100)
+  monkeypatch.setattr(logistic, 'Rows', rows)
 
 
 def scikit_learn(x, y, l2):

@@ -8,6 +8,7 @@ import sys
 import jax
 
 from tests.support import commands, runs
+from vit_jax import models
 from vit_jax.tools import doctor
 
 
@@ -48,10 +49,10 @@ def test_a_platform_that_is_expected(capsys, monkeypatch):
 
 
 def test_a_failing_step_and_a_broken_package(capsys, monkeypatch):
-  def fail(*args):
+  def fail(*args, **fields):
     raise RuntimeError('no kernel image\nis available')
 
-  monkeypatch.setattr(doctor, '_train_one_step', fail)
+  monkeypatch.setattr(models, 'build', fail)
   code, out = run(capsys)
   assert code == 1
   assert re.search(r'step.*RuntimeError: no kernel image\n', out)

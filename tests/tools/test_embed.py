@@ -126,19 +126,19 @@ def test_patches_are_without_registers(golden):
   np.testing.assert_allclose(maps, patches, atol=1e-4)
 
 
-# Ends the process when so many parts are written.
-_KILLED = """
-import os, sys
-from vit_jax import cli
+# Writes a part for each batch, and ends the process when there are two.
+KILLED = """
+import itertools, os, sys, types
+from vit_jax import cli, files
 from vit_jax.tools import embed, feature_file
-feature_file._SECONDS = 0
-write = feature_file.Parts._write
-def then_die(parts):
-  write(parts)
-  if len(parts._pieces) == 2:
-    (parts._folder / '000002.parquet.9.tmp').write_text('half a part')
+feature_file.time = types.SimpleNamespace(monotonic=itertools.count(step=100).__next__)
+replace = files.replace
+def then_die(path, write):
+  replace(path, write)
+  if path.name == '000001.parquet':
+    (path.parent / '000002.parquet.9.tmp').write_text('half a part')
     os.kill(os.getpid(), 9)
-feature_file.Parts._write = then_die
+files.replace = then_die
 sys.exit(cli.run(embed.main))
 """
 
@@ -150,7 +150,7 @@ def test_a_killed_run_continues_without_duplicates_or_gaps(
   argv = [SOURCE, folder, '--batch', 3, '--out']
   call(embed, *argv, whole)
   killed = subprocess.run(
-    [sys.executable, '-c', _KILLED, *map(str, [*argv, out])],
+    [sys.executable, '-c', KILLED, *map(str, [*argv, out])],
     capture_output=True,
     env={**os.environ, 'XLA_FLAGS': runs.one_device()},
     check=False,
@@ -168,6 +168,15 @@ def test_a_killed_run_continues_without_duplicates_or_gaps(
   assert (again['images'], again['new']) == (12, 0)
   assert pq.read_table(out).equals(pq.read_table(whole), check_metadata=True)
   assert {path.name for path in tmp_path.iterdir()} == {'images', out.name, whole.name}
+  # Neither are images of a file that was written as one part taken again.
+  one = tmp_path / 'one.parquet'
+  monkeypatch.setattr(shutil, 'rmtree', lambda *_: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    embed.main([str(arg) for arg in [*argv, one]])
+  monkeypatch.undo()
+  runs.on_one_device(monkeypatch)
+  call(embed, *argv, one)
+  assert pq.read_table(one).equals(pq.read_table(whole))
   # New images are added; one that is mended, too.
   shutil.copy(folder / '0.png', folder / 'zebra.png')
   shutil.copy(folder / '0.png', folder / 'bad.png')
@@ -254,8 +263,12 @@ def test_search_embeds_queries_as_the_file_says(folder, tmp_path, call, refused)
   assert (
     call(search, *argv, '--source', tmp_path / 'elsewhere.npz')['queries'][0] == first
   )
-  other = GOLDEN / 'vit_google_gap.npz'
-  refused(search, [*argv, '--source', other], out, 'weights')
+  with np.load(SOURCE) as file:
+    arrays = dict(file)
+  arrays['cls'] = arrays['cls'] + 1
+  np.savez(tmp_path / 'other.npz', **arrays)
+  other = [*argv, '--source', tmp_path / 'other.npz']
+  refused(search, other, out, 'written with other weights')
 
 
 def test_search_by_text_compares_the_vectors_of_two_towers(
@@ -306,13 +319,12 @@ def test_nearest_is_exact_in_chunks_and_keeps_the_order_of_ties():
   np.testing.assert_allclose(values, np.take_along_axis(similar, rows, 1), atol=1e-6)
 
 
-def test_groups_are_the_components_of_all_pairs(monkeypatch):
-  monkeypatch.setattr(search, '_TILE', 16)
+def test_groups_are_the_components_of_all_pairs():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(100, 3)).astype(np.float32)
   x /= np.linalg.norm(x, axis=1, keepdims=True)
   near = np.linalg.matrix_power(x @ x.T >= 0.97, 100)  # chains of any length
-  np.testing.assert_array_equal(search.link_rows(x, 0.97), near.argmax(1))
+  np.testing.assert_array_equal(search.link_rows(x, 0.97, 16), near.argmax(1))
   assert 10 < len(set(near.argmax(1))) < 60
 
 

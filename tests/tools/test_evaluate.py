@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import re
 
@@ -48,7 +49,8 @@ def expected(data, source=SOURCE):
 
 
 def test_counts_and_tables(data, tmp_path, capfd, monkeypatch):
-  monkeypatch.setattr(terminal, '_SECONDS', 0.01)
+  often = functools.partial(terminal.progress, every=0.01)
+  monkeypatch.setattr(terminal, 'progress', often)
   out = tmp_path / 'tables'
   args = (SOURCE, '--data', f'folder:{data}', '--split', 'val', '--batch', 8)
   assert run(*args, '--out', out, '--json') == 0

@@ -380,4 +380,6 @@ def test_ece_of_a_planted_case():
   assert measured['accuracy'] == pytest.approx(90 / 150)
   assert numbers.calibrate([1.0, 1.0], [True, True])['ece'] == 0
   assert numbers.calibrate([0.0, 0.6], [False, True])['rows'][0][:2] == (0, 1 / 15)
+  # An upper end belongs to its bin, (2/15, 3/15].
+  assert numbers.calibrate([0.2], [True])['rows'][0][:2] == (2 / 15, 3 / 15)
   assert numbers.calibrate([math.nan], [True]) is None

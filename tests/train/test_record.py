@@ -25,8 +25,13 @@ from vit_jax.train import loggers, metrics, progress, schema
 EVALS = {'test': {'type': 'classification'}, 'few': {'type': 'fewshot'}}
 
 
-def opened(workdir, step=0, **log) -> progress.Record:
-  config = {'resolved': {'total_steps': 9}, 'data': {'batch_size': 1}, 'evals': {}}
+def opened(workdir, step=0, evals=None, best=None, **log) -> progress.Record:
+  config = {
+    'resolved': {'total_steps': 9},
+    'data': {'batch_size': 1},
+    'evals': evals or {},
+  }
+  config |= {'checkpoint': {'best': best}}
   config |= {'optim': {'lr': 0.1}, 'log': {'tensorboard': False, **log}}
   return progress.Record(config, workdir, step)
 
@@ -219,8 +224,7 @@ def test_a_package_that_is_not_installed_is_named_by_its_extra(monkeypatch):
 
 
 def test_rows_have_columns_and_the_best_is_bold(tmp_path, monkeypatch):
-  record, lines = opened(tmp_path), []
-  record._best, record._evals = 'test/top1', EVALS
+  record, lines = opened(tmp_path, evals=EVALS, best='test/top1'), []
   monkeypatch.setattr(terminal, 'bold', lambda text: f'<{text}>')
   monkeypatch.setattr(progress.tqdm.tqdm, 'write', lines.append)
   few = {'a_1shot': 0.5, 'a_1shot_std': 0.01, 'a_1shot_seed0': 0.5}
@@ -248,8 +252,8 @@ def test_the_time_left_is_visible_at_80_columns(tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'stderr', screen)
   monkeypatch.setenv('COLUMNS', '80')
   record = opened(tmp_path, every=1)
-  record._bar.mininterval = 0
   record.train(1, {'loss': 1.1589})
+  time.sleep(0.11)  # The bar is drawn ten times a second, at most.
   record.train(2, {'loss': 1.1589})
   record.close()
   shown = [line for line in re.split(r'[\r\n]', screen.getvalue()) if '2/9' in line]

@@ -25,8 +25,6 @@ from vit_jax.evaluators.lsr import STD_EPSILON
 
 # A fit ends when no derivative of the mean loss is larger; a tenth of scikit-learn's default.
 TOLERANCE = 1e-5
-# Number of logits in the memory of a device at a time: 64 MB.
-_LOGITS = 2**24
 # Number of iterations of L-BFGS between two calls of `check_stop`.
 _STEPS = 25
 _SOLVER = optax.lbfgs(memory_size=10)
@@ -49,12 +47,17 @@ class Fit(NamedTuple):
 class Rows:
   """Features and classes in chunks; each device of a mesh holds a part of every chunk."""
 
-  def __init__(self, x: np.ndarray, y: np.ndarray, num_classes: int, mesh):
-    """Places x [N, D] float32 and y int [N], the same on every host."""
+  def __init__(
+    self, x: np.ndarray, y: np.ndarray, num_classes: int, mesh, most_logits: int = 2**24
+  ):
+    """Places x [N, D] float32 and y int [N], the same on every host.
+
+    A device holds at most `most_logits` at a time, 64 MB.
+    """
     self.num_rows, self.width, self.num_classes = *x.shape, num_classes
     self.mesh = mesh
     devices = sharding.batch_divisor(mesh)
-    self._chunks = -(-len(x) * num_classes // (_LOGITS * devices))
+    self._chunks = -(-len(x) * num_classes // (most_logits * devices))
     self._size = -(-len(x) // (self._chunks * devices)) * devices
     self.x, self.y = (self.place(a) for a in (x, np.asarray(y, np.int32)))
 

@@ -24,8 +24,6 @@ from vit_jax.tools import embed, feature_file, out_folder, predict, zero_shot
 _TOP, _BATCH = 10, 8
 # Number of features on the device at a time.
 _ROWS = 1 << 16
-# Number of rows and columns of similarities that are computed at a time.
-_TILE = 1 << 12
 # The most pictures of a group, and groups, on a page; a picture takes 10 kB.
 _PICTURES, _GROUPS = 24, 200
 
@@ -140,7 +138,7 @@ def _duplicates(chunks, threshold: float, paths: list[str]) -> list[dict]:
   return [_images(paths, x[rows] @ x[rows[0]], rows) for rows in groups]
 
 
-def link_rows(x: np.ndarray, threshold: float) -> np.ndarray:
+def link_rows(x: np.ndarray, threshold: float, tile_size: int = 4096) -> np.ndarray:
   """Groups rows that are similar; returns the first row of each row's group, int [N].
 
   Two rows are linked if their product is at least `threshold`. A group is all rows that are
@@ -148,6 +146,7 @@ def link_rows(x: np.ndarray, threshold: float) -> np.ndarray:
 
   Args:
     x: [N, D] float32, rows of norm 1.
+    tile_size: number of rows and columns of similarities computed at a time.
   """
   import jax
   import jax.numpy as jnp
@@ -164,7 +163,7 @@ def link_rows(x: np.ndarray, threshold: float) -> np.ndarray:
     rows = x[i : i + size]
     return np.pad(rows, ((0, size - len(rows)), (0, 0)), constant_values=np.nan)
 
-  size, labels = min(_TILE, len(x)), np.arange(len(x))
+  size, labels = min(tile_size, len(x)), np.arange(len(x))
   firsts = range(0, len(x), size)
   for i in terminal.progress(firsts, len(firsts), 'search', 'rows of tiles'):
     a = jax.device_put(tile(i))
