@@ -5,15 +5,15 @@
   vit_jax train --config=augreg_i1k:variant=S/16,aug=light1,names=files
   vit_jax train --config=augreg_i1k:debug
 
-300 epochs, batch 4096, Adam with a bfloat16 first moment at 1e-3, weight decay 0.1,
-clipping at 1, cosine, sigmoid loss. dropout=0.1,sd=0.1 is the paper's other half. aug is a level
-of LEVELS, by default the variant's; names=files reads it as the published file names do,
-which call the first levels light0 and light1. RandAugment and mixup have the known bugs
-of the published runs (legacy=True). The model is that of the published files: class token, no
-hidden layer before the head.
+300 epochs, batch 4096, Adam with a bfloat16 first moment at 1e-3, weight decay 0.1, clipping
+at 1, cosine, sigmoid loss. Half of the paper's runs have dropout=0.1,sd=0.1. `aug` is a level
+of LEVELS, by default that of the variant. names=files means the names in the published files,
+which call the first two levels light0 and light1. RandAugment and mixup have the known bugs
+of the published runs (legacy=True). The model is that of the published files: with a class
+token, and without a hidden layer before the head.
 
-Expected: about 79 % top-1 for B/16 at 224 px (google-research/big_vision, issue 7); the
-paper's Figure 4 has the others. Not run here: the data could not be had.
+Expected: about 79 % top-1 for B/16 at 224 px (google-research/big_vision, issue 7). Figure 4
+of the paper has the other models. Not run here, because the data is not available.
 
 Smallest slices: v3:2x2 or v5e:2x4 (B/16).
 """
@@ -24,7 +24,7 @@ import ml_collections
 from vit_jax.config import parse_arg
 from vit_jax.errors import choose
 
-# level: RandAugment's (operations, magnitude) or None, mixup's alpha.
+# {level: ((operations, magnitude) of RandAugment or None, alpha of mixup)}.
 LEVELS = {
   'none': (None, 0.0),
   'light1': ((2, 0), 0.0),
@@ -34,8 +34,8 @@ LEVELS = {
   'strong1': ((2, 20), 0.5),
   'strong2': ((2, 20), 0.8),
 }
-# names -> {name of a level there: its name above}. 'files': the names of the published
-# files and their index.csv.
+# {names: {name of a level: its name in LEVELS}}. 'files' are the names in the published files
+# and their index.csv.
 NAMES = {'config': {}, 'files': {'light0': 'light1', 'light1': 'light2'}}
 DEFAULT = {
   'Ti/16': 'light1',
@@ -50,7 +50,7 @@ DEBUG = common.DEBUG_I1K | dict(aug='medium2')
 
 
 def augreg(arg, levels: dict, head_bias: float) -> ml_collections.ConfigDict:
-  """Returns the config of a run on either data set, but for its evaluations."""
+  """Returns the config of a run on either data set, without evaluations."""
   level = arg.aug or choose('config argument variant', arg.variant, levels)
   level = choose('config argument names', arg.names, NAMES).get(level, level)
   randaug, mixup = choose('config argument aug', level, LEVELS)
@@ -58,7 +58,8 @@ def augreg(arg, levels: dict, head_bias: float) -> ml_collections.ConfigDict:
   pp = common.inception(arg.res, augment)
   c = common.classifier(arg, 'vit', pp, loss='sigmoid', mixup=mixup)
   c.model.update(dropout=arg.dropout, stochastic_depth=arg.sd)
-  c.model.posemb_std = None  # 1 / sqrt(width), as in big_vision
+  # None means 1 / sqrt(width), as in big_vision.
+  c.model.posemb_std = None
   c.model.head_bias_init = head_bias
   c.optim = dict(name='adamw', lr=1e-3, wd=arg.wd, clip=1.0, moment_dtype='bfloat16')
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
@@ -67,6 +68,7 @@ def augreg(arg, levels: dict, head_bias: float) -> ml_collections.ConfigDict:
 
 def get_config(arg=None):
   arg = parse_arg(arg, debug=DEBUG, **common.IMAGENET, **common.AUGREG)
-  c = augreg(arg, DEFAULT, -6.9)  # the prior of one class of 1000, ln(1 / 1000)
+  # The bias is the prior of one class of 1000, ln(1 / 1000).
+  c = augreg(arg, DEFAULT, -6.9)
   common.evaluate_i1k(c, arg)
   return c

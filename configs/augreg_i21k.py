@@ -6,15 +6,16 @@
   vit_jax train --config=augreg_i21k:debug
 
 300 epochs (30 in the short runs), batch 4096, Adam with a bfloat16 first moment at 1e-3,
-weight decay 0.1 (0.03 in half of the paper's runs), clipping at 1, cosine. aug is a level
-of LEVELS, by default the variant's; names=files reads it as the published file names do,
-which call the first levels light0 and light1. RandAugment and mixup have the known bugs
-of the published runs (legacy=True). The model is that of the published files: class token, no
-hidden layer before the head.
+weight decay 0.1 (0.03 in half of the paper's runs), clipping at 1, cosine. `aug` is a level
+of LEVELS, by default that of the variant. names=files means the names in the published files,
+which call the first two levels light0 and light1. RandAugment and mixup have the known bugs
+of the published runs (legacy=True). The model is that of the published files: with a class
+token, and without a hidden layer before the head.
 
-Expected: the paper's Figure 4 and the index of its 50,000 files; B/16 of medium strength
-fine-tunes to 85.49 % on ImageNet at 384 px, S/16 to 83.73, L/16 to 85.59, Ti/16 to 78.22
-(google-research/vision_transformer, README). Not run here: the data could not be had.
+Expected: see Figure 4 of the paper and the index of its 50,000 files. After fine-tuning on
+ImageNet at 384 px, B/16 with medium augmentation has 85.49 %, S/16 83.73, L/16 85.59 and
+Ti/16 78.22 (google-research/vision_transformer, README). Not run here, because the data is
+not available.
 
 Smallest slices: v3:2x2 or v5e:2x4 (B/16).
 """

@@ -5,9 +5,9 @@
   vit_jax train --config=bit_i1k:debug
 
 90 epochs, batch 4096, SGD with a bfloat16 momentum of 0.9 at 0.1 per 256 images, 1.6;
-weight decay 1e-3 of the rate, cosine, clipping at 1, softmax. Expected: 76 to 77 %
-top-1, as a ResNet-50 with GroupNorm and weight standardisation gets in 90 epochs; the
-recipe states no number. Not run here: the data could not be had.
+weight decay 1e-3 times the rate, cosine, clipping at 1, softmax. Expected: 76 to 77 % top-1,
+which a ResNet-50 with GroupNorm and weight standardisation reaches in 90 epochs; the recipe
+states no number. Not run here, because the data is not available.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 
@@ -27,7 +27,8 @@ def get_config(arg=None):
     debug=DEBUG,
     **common.IMAGENET,
     variant='R50',
-    small=False,  # two stages of one unit
+    # For debugging: two stages of one unit.
+    small=False,
     batch=4096,
     epochs=90.0,
     warmup=1_000,
@@ -36,7 +37,7 @@ def get_config(arg=None):
   if arg.small:
     c.model.blocks = (1, 1)
 
-  # 1e-4 per 256 images in the recipe, which does not multiply it by the rate of 0.1.
+  # The recipe decays by 1e-4 without multiplying by the rate, 0.1 per 256 images.
   c.optim = dict(name='sgd', lr=0.1 * arg.batch / 256, wd=1e-3, clip=1.0)
   c.optim.update(momentum=0.9, moment_dtype='bfloat16')
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)

@@ -5,9 +5,9 @@
   vit_jax train --config=bit_i21k:debug
 
 The "M" models: 90 epochs, batch 4096, SGD with a bfloat16 momentum of 0.9 at 0.03 per 256
-images, 0.48; weight decay 1e-3 of the rate, cosine, clipping at 1, sigmoid loss. Expected
+images, 0.48; weight decay 1e-3 times the rate, cosine, clipping at 1, sigmoid loss. Expected
 after fine-tuning on ImageNet: about 80 % top-1 for R50x1 (the BiT paper, BiT-M). Not run
-here: the data could not be had.
+here, because the data is not available.
 
 Data: a prepared `imagenet21k`, as in configs/vit_b16.py.
 
@@ -27,18 +27,20 @@ def get_config(arg=None):
     debug=DEBUG,
     **common.IMAGENET21K,
     variant='R50x1',
-    small=False,  # two stages of one unit
+    # For debugging: two stages of one unit.
+    small=False,
     batch=4096,
     epochs=90.0,
     warmup=5_000,
   )
   c = common.classifier(arg, 'bit', common.inception(arg.res), loss='sigmoid')
   c.model.head_bias_init = -10.0
-  c.model.zero_pad_pool = False  # big_vision pads the root's max-pool with -inf
+  # big_vision pads the max-pool of the root with -inf.
+  c.model.zero_pad_pool = False
   if arg.small:
     c.model.blocks = (1, 1)
 
-  # 3e-5 per 256 images in the recipe, which does not multiply it by the rate of 0.03.
+  # The recipe decays by 3e-5 without multiplying by the rate, 0.03 per 256 images.
   c.optim = dict(name='sgd', lr=0.03 * arg.batch / 256, wd=1e-3, clip=1.0)
   c.optim.update(momentum=0.9, moment_dtype='bfloat16')
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)

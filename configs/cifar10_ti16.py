@@ -3,13 +3,13 @@
   vit_jax train --config=cifar10_ti16:weights=FILE   # a GPU: minutes
   vit_jax train --config=cifar10_ti16:debug
 
-timm's vit_tiny_patch16_224 with its weights (weights=model.safetensors as timm saves it;
-by default the same model as Google published it; weights= trains from scratch), images
-resized to 224, mean and std 0.5, Adam at 1e-3, batch 128, ten epochs, a cosine that is
-set once an epoch, the checkpoint of the best validation loss, and the weights averaged
-over the epochs from the eighth on, during which the rate stays. Expected: 95 to 97 %.
-Adam at 1e-3 is high for weights that were trained before; configs/finetune.py does better.
-Not run here: neither weights nor data could be had.
+The model is timm's vit_tiny_patch16_224. By default it starts from Google's published
+weights; weights=model.safetensors takes timm's, and weights= trains from scratch. Images are
+resized to 224, with mean and std 0.5. Adam at 1e-3, batch 128, ten epochs, a cosine that is
+set once an epoch, and the checkpoint with the best validation loss. From the eighth epoch on
+the rate stays constant and the weights are averaged. Expected: 95 to 97 %. Adam at 1e-3 is
+high for pre-trained weights; configs/finetune.py does better. Not run here, because neither
+weights nor data are available.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """
@@ -41,7 +41,8 @@ def get_config(arg=None):
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
   c.epochs = arg.epochs
-  epoch = 1 / arg.epochs  # A period below 1 is a fraction of the run.
+  # A period below 1 is a fraction of the run.
+  epoch = 1 / arg.epochs
 
   c.model = dict(dtype=arg.dtype)
   if arg.weights:
@@ -49,7 +50,7 @@ def get_config(arg=None):
   else:
     c.model.update(name='vit', variant=arg.variant)
 
-  # Pillow's: it antialiases and rounds.
+  # Pillow's resize antialiases and rounds.
   resize = f"resize({arg.res}, antialias=True, rounding='nearest')"
   pp = f'decode|{resize}|value_range'
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch, pp=pp)

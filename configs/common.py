@@ -1,6 +1,6 @@
-"""Parts that several recipes share: default arguments, evaluation images, evaluations.
+"""What several recipes share: default arguments, preprocessing and evaluations.
 
-Not a recipe: it has no `get_config`. A config file may import the files beside it.
+This is not a recipe, and has no `get_config`. A config file may import the files beside it.
 """
 
 import ml_collections
@@ -37,7 +37,8 @@ IMAGENET21K = dict(
   data='tfds:imagenet21k',
   train='full[51200:]',
   val='full[25600:51200]',
-  fewshot='',  # a data set to evaluate on by few-shot learning
+  # A data set for a few-shot evaluation.
+  fewshot='',
   classes=21_843,
   eval_every=5_000,
   dtype='bfloat16',
@@ -61,7 +62,7 @@ MIXING = dict(loss='softmax', label_smoothing=0.1, mixup=0.8, cutmix=1.0)
 
 
 def classifier(arg, name: str, pp: str, **task) -> ml_collections.ConfigDict:
-  """Returns a config with its duration, model, data and task; it lacks the optimizer."""
+  """Returns a config with duration, model, data and task, but without the optimizer."""
   c = ml_collections.ConfigDict()
   duration = 'steps' if hasattr(arg, 'steps') else 'epochs'
   c[duration] = getattr(arg, duration)
@@ -73,13 +74,13 @@ def classifier(arg, name: str, pp: str, **task) -> ml_collections.ConfigDict:
 
 
 def inception(res: int, augment: str = '') -> str:
-  """Returns the ops of training images: a random crop, a flip, `augment` between."""
+  """Returns the ops for training images: a random crop, a flip, and `augment`."""
   augment = f'|{augment}' if augment else ''
   return f'decode|inception_crop({res})|flip_lr{augment}|value_range'
 
 
 def erasing(res: int, layers: int) -> str:
-  """Returns the ops of training images of ConvNeXt, Swin and MViT, as in timm's recipes."""
+  """Returns the ops for training images of ConvNeXt, Swin and MViT, as in timm's recipes."""
   augment = (
     f'inception_crop({res}, 8, 100)|flip_lr|randaug_increasing({layers}, 9, 0.5)'
   )
@@ -87,13 +88,13 @@ def erasing(res: int, layers: int) -> str:
 
 
 def central(res: int) -> str:
-  """Returns the ops of evaluation images: the central 224 of 256 pixels, scaled to res."""
+  """Returns the ops for evaluation images: the central 224 of 256 pixels, scaled to `res`."""
   small = round(res * 256 / 224)
   return f'decode|resize_small({small})|central_crop({res})|value_range'
 
 
 def squashed(res: int) -> str:
-  """Returns the ops of few-shot images: whole images, squeezed to a square.
+  """Returns the ops for few-shot images, which squeeze the whole image to a square.
 
   From big_vision's configs/common_fewshot.py.
   """
@@ -102,7 +103,7 @@ def squashed(res: int) -> str:
 
 
 def accuracy(arg, split: str, **options) -> dict:
-  """Returns an evaluation of the accuracy on a split, on central crops."""
+  """Returns an evaluation of the accuracy on central crops of a split."""
   data = dict(source=arg.data, split=split, batch_size=arg.batch, pp=central(arg.res))
   return dict(type='classification', data=data, every=arg.eval_every, **options)
 
@@ -116,7 +117,7 @@ def fewshot(source: str, pp: str, batch: int, every: int) -> dict:
 def evaluate_i1k(c, arg) -> None:
   """Adds the evaluations, checkpoints and log of a run on ImageNet-1k.
 
-  The best step is chosen on images held out from training, not on the reported ones.
+  Images held out from training choose the best step; the reported images do not.
   """
   c.evals = dict(minival=accuracy(arg, arg.minival), val=accuracy(arg, arg.val))
   c.checkpoint = dict(every=arg.eval_every, best='minival/top1')

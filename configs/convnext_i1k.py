@@ -4,11 +4,12 @@
   vit_jax train --config=convnext_i1k:variant=B
   vit_jax train --config=convnext_i1k:debug
 
-300 epochs, batch 4096, AdamW at 4e-3 with weight decay 0.05, 20 epochs of warmup,
-cosine, RandAugment (rand-m9-mstd0.5-inc1), mixup of 0.8 and CutMix of 1.0, random erasing of 0.25, label
-smoothing of 0.1, stochastic depth up to 0.1 (T), 0.4 (S), 0.5 (B, L), and an average of
-the parameters (0.9999). One part of the published recipe differs: images are resized
-bilinearly, not bicubic. Expected: near the published 82.1 % top-1 (T), 83.1 (S), 83.8 (B), 84.3 (L). Not run here: the data was not available.
+300 epochs, batch 4096, AdamW at 4e-3 with weight decay 0.05, 20 epochs of warmup, cosine,
+RandAugment (rand-m9-mstd0.5-inc1), mixup of 0.8 and CutMix of 1.0, random erasing of 0.25,
+label smoothing of 0.1, stochastic depth up to 0.1 (T), 0.4 (S), 0.5 (B, L), and an average of
+the parameters (0.9999). One thing differs from the published recipe: images are resized
+bilinearly, not bicubically. Expected: near the published 82.1 % top-1 (T), 83.1 (S), 83.8 (B),
+84.3 (L). Not run here, because the data is not available.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 
@@ -30,10 +31,12 @@ def get_config(arg=None):
     debug=DEBUG,
     **common.IMAGENET,
     variant='T',
-    small=False,  # two narrow stages
+    # For debugging: two narrow stages.
+    small=False,
     batch=4096,
     epochs=300.0,
-    warmup=6_193,  # 20 epochs of train[:99%]
+    # 20 epochs of train[:99%].
+    warmup=6_193,
   )
   pp = common.erasing(arg.res, 2)
   c = common.classifier(arg, 'convnext', pp, **common.MIXING)

@@ -5,19 +5,20 @@
   vit_jax train --config=detr_coco:data=coco:PATH,train=train2017,val=val2017
   vit_jax train --config=detr_coco:debug
 
-300 epochs, batch 64, AdamW at 1e-4, of the backbone at 1e-5, both divided by 10 after 200
-epochs; weight decay 1e-4 of all parameters, gradients clipped at norm 0.1, dropout of 0.1.
-The backbone starts from torchvision's ImageNet weights; its norms, stem and first stage
-stay as they are. Flips, and half of the time a random crop, before the shorter side is
-made 480 to 800 pixels, the longer at most 1333. Each value is the paper's, or a default of
-main.py in facebookresearch/detr, which drops attention's weights as well. There images of
-a batch are padded to the largest; here all are on canvases of 1344 pixels, with a mask
-that marks the padding, and the body computes in bfloat16.
-Expected: near the published AP of 40.6 on val2017 (R50, 300 epochs), and after 500 epochs
-with the drop after 400 (epochs=500,drop=400) 42.0 (R50), 43.3 (R50-DC5), 43.5 (R101), 44.9
-(R101-DC5). Not run here: the data could not be had.
+300 epochs, batch 64, AdamW at 1e-4 (backbone 1e-5), divided by 10 after 200 epochs; weight
+decay 1e-4 on all parameters, gradients clipped at norm 0.1, dropout of 0.1. The backbone
+starts from torchvision's ImageNet weights; its norms, stem and first stage are frozen. Images
+are flipped and, half of the time, cropped at random. Then the shorter side is resized to 480
+to 800 pixels, and the longer one to at most 1333. Each value is the paper's, or a default of
+main.py in facebookresearch/detr, which also drops attention weights. There the images of a
+batch are padded to the largest; here all are on canvases of 1344 pixels with a mask of the
+padding, and the body computes in bfloat16.
 
-Data: TFDS `coco/2017`, or COCO as it is unpacked.
+Expected: near the published AP of 40.6 on val2017 (R50, 300 epochs). After 500 epochs with
+the drop after 400 (epochs=500,drop=400) near 42.0 (R50), 43.3 (R50-DC5), 43.5 (R101), 44.9
+(R101-DC5). Not run here, because the data is not available.
+
+Data: TFDS `coco/2017`, or the unpacked archives of COCO.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """
@@ -49,16 +50,20 @@ def get_config(arg=None):
     arg,
     debug=DEBUG,
     variant='R50',
-    small=False,  # a narrow model, canvases of 64 pixels
-    weights='',  # the ResNet's; '': torchvision's, from Hugging Face
+    # For debugging: a narrow model, canvases of 64 pixels.
+    small=False,
+    # Weights of the ResNet; '' means torchvision's from Hugging Face.
+    weights='',
     batch=64,
     epochs=300.0,
-    drop=200.0,  # epochs, then the rates are divided by 10
+    # After this many epochs the rates are divided by 10.
+    drop=200.0,
     data='tfds:coco/2017',
     train='train',
     val='validation',
     classes=80,
-    boxes=100,  # per image; COCO has up to 93
+    # The most boxes of an image; COCO has up to 93.
+    boxes=100,
     eval_every=10_000,
     dtype='bfloat16',
   )
@@ -87,7 +92,8 @@ def get_config(arg=None):
   c.task = dict(name='detect', l1=5.0, giou=2.0, no_object=0.1)
 
   c.optim = dict(name='adamw', lr=1e-4, wd=1e-4, clip=0.1)
-  c.optim.wd_rules = [('.*', 1.0)]  # also for norms and biases
+  # Norms and biases decay too.
+  c.optim.wd_rules = [('.*', 1.0)]
   c.optim.lr_rules = [('backbone/.*', 0.1), ('.*', 1.0)]
   c.optim.schedule = dict(decay='multistep', at=(arg.drop / arg.epochs,))
 

@@ -1,11 +1,11 @@
-"""A small DETR from scratch on canvases of handwritten digits, bundled with exact boxes.
+"""A small DETR from scratch on bundled canvases of handwritten digits with exact boxes.
 
   vit_jax train --config=detr_digits
   vit_jax train --config=detr_digits:seed=1
 
-1 to 4 real digits on canvases of 64 pixels, 10,000 of them, about 5 times each. The losses
-of boxes weigh 2 and 1, not the paper's 5 and 2, which leaves more of the gradient to the
-classes; the backbone's norms are trained.
+10,000 canvases of 64 pixels with 1 to 4 real digits are seen about 5 times each. The losses
+of boxes have the weights 2 and 1 instead of the paper's 5 and 2, which leaves more of the
+gradient to the classes. The norms of the backbone are trained.
 
 Hardware: any; 350 CPU seconds. Expect an AP50 of 55 to 73 % on 200 canvases of other digits
 (seeds 0, 1 and 2: AP50 72.6, 69.5 and 55.3, AP 38.3, 32.4 and 28.3; untrained 0).
@@ -38,7 +38,7 @@ def get_config(arg=None):
   c.seed = arg.seed
   c.steps = arg.steps
 
-  # 64 positions of 8 x 8 pixels; a digit has up to 28 pixels a side.
+  # The map has 64 positions of 8 x 8 pixels. A digit has up to 28 pixels a side.
   c.model = dict(name='detr', num_queries=10, width=64, num_heads=4, mlp_dim=128)
   c.model.update(encoder_depth=2, decoder_depth=2)
   c.model.backbone = dict(name='resnet', depths=(2, 2), widths=(64, 128))

@@ -22,14 +22,14 @@ def get_config(arg=None):
   c.seed = arg.seed
   c.epochs = arg.epochs
 
-  # 8 x 8 pixels, doubled so that small turns do not blur them, in 16 patches. Many narrow
-  # heads learn faster here than few wide ones.
+  # The 8 x 8 pixels are doubled, so that small rotations do not blur them, and cut into 16
+  # patches. Many narrow heads learn faster here than few wide ones.
   c.model = dict(name='vit', patch_size=(4, 4), classifier='gap')
   c.model.update(width=96, depth=3, mlp_dim=192, num_heads=6)
 
   double = "resize(16, method='bicubic', rounding='nearest')"
   c.data = dict(source='digits', split='train', batch_size=arg.batch)
-  # 8 degrees, 0.8 of the 16 pixels, 5 %: more than that makes other digits of them.
+  # Up to 8 degrees, 0.8 of the 16 pixels, and 5 %. More would turn digits into other digits.
   affine = 'random_affine(8, 0.05, (0.95, 1.05))'
   c.data.pp = f'{double}|{affine}|value_range(-1, 1)'
 

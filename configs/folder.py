@@ -4,16 +4,16 @@
   vit_jax train --config=folder:data=FOLDER,variant=S/16,res=224
   vit_jax train --config=folder:debug
 
-FOLDER holds `train` and `val` (or `test`: add val=test). If it holds just the classes,
-add train=train[:90%],val=train[90%:] to keep a random tenth for evaluation. It is not
-drawn class by class: a run warns where it is few images, or none of a class. Images that
+FOLDER holds `train` and `val` (or `test`: add val=test). If it holds only the classes, add
+train=train[:90%],val=train[90%:] to keep a random tenth for evaluation. That tenth is not
+drawn class by class, so a run warns if it has few images, or none of a class. Images that
 cannot be read are left out and listed in the run's bad_images.jsonl.
 
-The learning rate warms up over 100 steps, or a tenth of the run if that is less;
-warmup=N sets another number. The recipe is that of "Better plain ViT baselines" (arXiv
-2205.01580) in its size-free parts: average pooling, fixed sine-cosine positions, AdamW.
-From scratch a ViT wants more images than a folder has; expect it to learn
-colours and textures, and take published weights for more.
+The learning rate warms up over 100 steps, or a tenth of the run if that is less; warmup=N
+sets another number. Average pooling, fixed sine-cosine positions and AdamW are from "Better
+plain ViT baselines" (arXiv 2205.01580). From scratch a ViT needs more images than most
+folders have. Expect it to learn colours and textures, and start from published weights for
+more.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """
@@ -57,7 +57,8 @@ def get_config(arg=None):
 
   val = dict(source=arg.data, split=arg.val, batch_size=arg.batch)
   val['pp'] = common.central(arg.res)
-  every = 0.1  # A fraction of the run
+  # A fraction of the run.
+  every = 0.1
   c.evals = dict(val=dict(type='classification', data=val, every=every))
   c.checkpoint = dict(every=every, best='val/top1')
   c.log = dict(every=every / 4)

@@ -7,18 +7,19 @@
   vit_jax train --config=linear_seg:debug
 
 The protocol of DINOv2 (arXiv 2304.07193, section 7.4): a batch norm and one linear layer on
-the tokens of the patches, of the last layer or of the last `layers` concatenated, resized
-bilinearly to the image; AdamW, rate 1e-3, weight decay 1e-4, linear decay after a warmup,
-batch 16. The backbone follows from the weights and has no optimizer state; without
-weights a small ViT is trained as a whole.
+the patch tokens of the last layer, or of the last `layers` layers concatenated, resized
+bilinearly to the image. AdamW, rate 1e-3, weight decay 1e-4, linear decay after a warmup,
+batch 16. The weights name the backbone, which has no optimizer state. Without weights a small
+ViT is trained as a whole.
 
 ROOT holds `train` and `val` with folders `images` and `masks`, see the guide on detection.
-If it holds just these two, add train=train[:90%],val=train[90%:]. Without classes.txt add
-classes=K. res is a multiple of the patches. By default the data are the bundled canvases of
-digits, gray, of 64 pixels: add channels=3 and a larger res for weights of photographs.
+If it holds only `images` and `masks`, add train=train[:90%],val=train[90%:]. Without
+classes.txt add classes=K. `res` is a multiple of the patch size. The default data are the
+bundled canvases of digits, gray and 64 pixels large. For weights trained on photographs add
+channels=3 and a larger res.
 
-Hardware: any. Mean IoU on canvases of other digits, from the ViT of single digits in
-runs/vit (seed 0): 16.1 % after 80 s on 2 CPU cores, 25.4 % with layers=4,lr=1e-2.
+Hardware: any. From the ViT of single digits in runs/vit (seed 0), the mean IoU on canvases of
+other digits is 16.1 % after 80 s on 2 CPU cores, and 25.4 % with layers=4,lr=1e-2.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """
@@ -65,7 +66,8 @@ def get_config(arg=None):
     vit = dict(patch_size=(8, 8), width=96, depth=4, mlp_dim=192, num_heads=6)
     c.model.backbone = dict(name='vit', classifier='gap', **vit)
 
-  canvases = arg.data == 'digits_canvas'  # gray, and a mirrored 2 is not a 2
+  # Digits are gray, and a mirrored 2 is not a 2.
+  canvases = arg.data == 'digits_canvas'
   res = arg.res or (64 if canvases else 448)
   decode = f'decode({arg.channels or (1 if canvases else 3)})'
   resize = f"resize({res}, rounding='nearest')|value_range"
@@ -73,7 +75,8 @@ def get_config(arg=None):
   data = dict(source=arg.data)
   if canvases:
     data['source_options'] = dict(segments=True)
-    crop = resize = f'{resize}|pad_to(boxes=4, label=4)'  # the task reads no boxes
+    # The task does not read the boxes, but a batch needs them at one length.
+    crop = resize = f'{resize}|pad_to(boxes=4, label=4)'
   c.data = dict(split=arg.train, batch_size=arg.batch, pp=f'{decode}|{crop}', **data)
   c.task = dict(name='segment')
   c.optim = dict(name='adamw', lr=arg.lr, wd=1e-4, clip=1.0)

@@ -4,30 +4,32 @@
   vit_jax train --config=masked_patches:data=digits,seed=0 --workdir=RUN   # bundled
   vit_jax train --config=masked_patches:debug
 
-Half of the patch embeddings are corrupted: 80 % replaced by a learned mask embedding, 10 %
-by that of another patch, 10 % kept; the mean colour of each, in 3 bits a channel, is
-predicted from its encoded token. target=downsized predicts the colours of the patch made
-smaller to 4 x 4, target=pixels all its pixels by regression (in the paper all three work,
-the last slightly worse), and rate=0.15 corrupts as few as BERT (slightly worse). ViT-B/16
-on JFT, Adam, rate 2e-4, warmup of 10,000 steps, cosine, batch 4096, 1M steps, about 14
-epochs; 100,000 steps, or ImageNet in place of JFT, gain similarly. Weight decay 0.1 is
-that of all models in section 4.1, as B.1.2 names none; crops and flips are as in
-configs/vit_jft.py. The model pools its tokens, since the loss does not train the class
-token of the last block. Labels are used by fewshot=tfds:NAME alone, a few-shot evaluation;
-classes is their number in the data. The model in the run is the encoder without a
-head: --config=finetune:weights=RUN trains a head on it.
+Half of the patch embeddings are corrupted: 80 % of them are replaced by a learned mask
+embedding, 10 % by the embedding of another patch, and 10 % are kept. From the encoded token
+of each, the model predicts the mean colour of the patch, in 3 bits per channel.
+target=downsized predicts the colours of the patch downsized to 4 x 4, and target=pixels all
+its pixels by regression. In the paper all three work, the last slightly worse. rate=0.15
+corrupts as few as BERT, which is slightly worse too.
+
+ViT-B/16 on JFT, Adam, rate 2e-4, warmup of 10,000 steps, cosine, batch 4096, 1M steps, about
+14 epochs. 100,000 steps, or ImageNet instead of JFT, gain similarly. Section B.1.2 names no
+weight decay, so it is 0.1, as for all models in section 4.1. Crops and flips are as in
+configs/vit_jft.py. The model averages its tokens, because the loss does not train the class
+token of the last block. Only the few-shot evaluation fewshot=tfds:NAME uses labels; `classes`
+is their number in the data. The run has the encoder without a head;
+--config=finetune:weights=RUN trains a head on it.
 
 Hardware: as configs/vit_jft.py for B/16. Expected: 79.9 % on ImageNet after fine-tuning, 2
-points above training from scratch, 4 below supervised pre-training (section 4.6). Not run
-here: JFT is not public.
+points above training from scratch and 4 below supervised pre-training (section 4.6). Not run
+here, because JFT is not public.
 
-On digits (1,000 steps, 95 s of processor time), then with the first 100 labels, by
+On digits, 1,000 steps take 95 s of processor time. Training then with the first 100 labels,
 
   vit_jax train --config=digits:epochs=500,batch=50,seed=0 '--config.data.split=train[:100]' --config.weights.source=RUN
 
-84.72, 86.94 and 82.50 % of the 360 test images (seeds 0, 1, 2 of both), mean 84.7; without
-weights, from scratch, 76.67, 79.17 and 80.83, mean 78.9. With seed 0 target=downsized gives
-85.56 and target=pixels 80.56.
+gives 84.72, 86.94 and 82.50 % of the 360 test images (seeds 0, 1 and 2 of both runs), mean
+84.7. From scratch, without weights, it gives 76.67, 79.17 and 80.83, mean 78.9. With seed 0
+target=downsized gives 85.56 and target=pixels 80.56.
 
 Smallest slices: v3:2x2 or v5e:2x4.
 """
@@ -39,7 +41,7 @@ from vit_jax.config import parse_arg
 
 DEBUG = dict(data='digits', train='train[:320]', batch=32, steps=8, warmup=2)
 
-# data: batch, steps, warmup, rate, resolution
+# (batch, steps, warmup, rate, resolution) for each data set.
 JFT = (4096, 1_000_000, 10_000, 2e-4, 224)
 DIGITS = (128, 1_000, 50, 2e-3, 16)
 
@@ -72,9 +74,10 @@ def get_config(arg=None):
   c.seed = arg.seed
   c.steps = arg.steps or steps
 
-  # The mean of the tokens: the loss leaves the class token of the last block untrained.
+  # Average the tokens, because the loss does not train the class token of the last block.
   c.model = dict(name='vit', classifier='gap')
-  if digits:  # as configs/digits.py
+  # For digits as in configs/digits.py.
+  if digits:
     c.model.update(patch_size=(4, 4), width=96, depth=3, mlp_dim=192, num_heads=6)
   else:
     c.model.update(variant=arg.variant, dtype=arg.dtype)
@@ -85,7 +88,7 @@ def get_config(arg=None):
 
   train_pp, val_pp = common.inception(res), common.central(res)
   fewshot_pp = common.squashed(res)
-  if digits:  # as configs/digits.py
+  if digits:
     double = f"resize({res}, method='bicubic', rounding='nearest')"
     train_pp = f'{double}|random_affine(8, 0.05, (0.95, 1.05))|value_range(-1, 1)'
     val_pp = fewshot_pp = f'{double}|value_range(-1, 1)'

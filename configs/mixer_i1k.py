@@ -7,10 +7,10 @@
 300 epochs, batch 4096, Adam at 1e-3 with weight decay 0.1, linear decay to 1e-5 of the
 peak, stochastic depth up to 0.1, RandAugment(2, 15), mixup of 0.5, sigmoid loss.
 Expected: 76.3 % top-1 on the validation images after 300 epochs, 70.5 after 60. Not run
-here: the data could not be had.
+here, because the data is not available.
 
-Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org. RandAugment
-is that of the published runs, including its known bugs.
+Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org. RandAugment has
+the known bugs of the published runs.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """
@@ -28,7 +28,8 @@ def get_config(arg=None):
     debug=DEBUG,
     **common.IMAGENET,
     variant='B/16',
-    small=False,  # two narrow blocks
+    # For debugging: two narrow blocks.
+    small=False,
     batch=4096,
     epochs=300.0,
     warmup=10_000,

@@ -4,16 +4,15 @@
   vit_jax train --config=mvit_i1k:variant=B
   vit_jax train --config=mvit_i1k:debug
 
-300 epochs, AdamW with weight decay 0.05 at 2.5e-4 for each 256 images of a batch, 2e-3 for
-the 2048 here, 70 epochs of warmup, cosine down to 8e-6, gradients clipped at norm 1,
-RandAugment, mixup of 0.8 and CutMix of 1.0 in turns, random erasing of 0.25, label
-smoothing of 0.1, stochastic depth up to 0.1 (T, S), 0.3 (B), 0.5 (L). Each value is that
-of configs/MVITv2_{T,S,B}.yaml, configs/test/MVITv2_L_test.yaml or, where these are silent,
-of mvit/config/defaults.py in the authors' repository, facebookresearch/mvit, whose
-augmentations are not repeated (AUG.NUM_SAMPLE is 1). RandAugment is timm's
-`rand-m9-n6-mstd0.5-inc1`, like theirs. Warmup starts at 0, not 8e-8. Expected: near the published
-82.3 % top-1 (T), 83.6 (S), 84.4 (B), 85.3 (L). Not run here: the data was not available.
-For another size see configs/finetune.py.
+300 epochs, AdamW with weight decay 0.05 at 2.5e-4 per 256 images, which is 2e-3 for the batch
+of 2048, 70 epochs of warmup, cosine down to 8e-6, gradients clipped at norm 1, RandAugment,
+mixup of 0.8 or CutMix of 1.0, random erasing of 0.25, label smoothing of 0.1, stochastic depth
+up to 0.1 (T, S), 0.3 (B), 0.5 (L). The values are from the authors' repository,
+facebookresearch/mvit: from configs/MVITv2_{T,S,B}.yaml and configs/test/MVITv2_L_test.yaml,
+or else from mvit/config/defaults.py. Augmentations are not repeated (AUG.NUM_SAMPLE is 1).
+RandAugment is timm's `rand-m9-n6-mstd0.5-inc1`, as theirs is. Warmup starts at 0, not 8e-8.
+Expected: near the published 82.3 % top-1 (T), 83.6 (S), 84.4 (B), 85.3 (L). Not run here,
+because the data is not available. For another size see configs/finetune.py.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 
@@ -35,10 +34,12 @@ def get_config(arg=None):
     debug=DEBUG,
     **common.IMAGENET,
     variant='T',
-    small=False,  # two narrow blocks
+    # For debugging: two narrow blocks.
+    small=False,
     batch=2048,
     epochs=300.0,
-    warmup=43_352,  # 70 epochs of train[:99%]
+    # 70 epochs of train[:99%].
+    warmup=43_352,
   )
   pp = common.erasing(arg.res, 6)
   c = common.classifier(arg, 'mvit', pp, **common.MIXING)
@@ -50,7 +51,7 @@ def get_config(arg=None):
 
   c.optim = dict(name='adamw', lr=2e-3, wd=0.05, clip=1.0)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup, end=8e-6 / 2e-3)
-  # No decay of norms and biases; of tables of positions there is.
+  # Norms and biases do not decay; tables of positions do.
   c.optim.wd_rules = [
     ('.*/(kernel|relative_positions/.*)', 1.0),
     ('.*', 0.0),

@@ -13,7 +13,7 @@ R50-FPN, R101-FPN, R50-DC5, R101-DC5: detectron2's, batch 16, SGD at 0.02 with m
 weight decay 1e-4, 270,000 steps, divided by 10 after 210,000 and 250,000; times=1: 90,000.
 Frozen norms, stem and first stage; the shorter side is 640 to 800 pixels. times=9: the rows
 with "+" of the DETR paper (arXiv 2005.12872, A.4), with DETR's crops and GIoU losses.
-swin:T, S, B (arXiv 2103.14030, A2.2): Cascade Mask R-CNN as in mmdetection, 36 epochs of
+swin:T, S, B (arXiv 2103.14030, A2.2): Cascade Mask R-CNN as in mmdetection, 36 epochs with
 batch 16, AdamW at 1e-4, weight decay 0.05, DETR's crops, GIoU, stochastic depth of 0.2 (T, S)
 and 0.3 (B). vitdet:B, L, H (arXiv 2203.16527, A.2): 100 epochs (H: 75) of batch 64, AdamW at
 1e-4, weight decay 0.1, layer decay of 0.7, 0.8 and 0.9, stochastic depth of 0.1, 0.4 and 0.5,
@@ -27,9 +27,10 @@ largest of a batch, and images without objects stay; warmup starts at 0; the bod
 in bfloat16; masks are known in 112 x 112 cells of their boxes.
 Expected: box AP near 39.0 and 41.0 (Faster and Mask R-CNN, R50-FPN, 3x; mask AP 37.2), 42.0
 (Faster, R50-FPN, times=9), 50.4, 51.8 and 51.9 (swin:T, S, B; mask 43.7, 44.7, 45.0), 51.6,
-55.6 and 56.7 (vitdet:B, L, H; mask 45.9, 49.2, 50.1). Not run here: the data could not be had.
+55.6 and 56.7 (vitdet:B, L, H; mask 45.9, 49.2, 50.1). Not run here, because the data is not
+available.
 
-Data: COCO as it is unpacked, data=coco:PATH.
+Data: the unpacked archives of COCO, data=coco:PATH.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """
@@ -85,11 +86,14 @@ class Recipe(NamedTuple):
 
   batch: int
   steps: int
-  drops: tuple[int, int]  # steps before the rate is divided by 10
+  # The steps after which the rate is divided by 10.
+  drops: tuple[int, int]
   warmup: int
   weights: str
-  jitter: bool = False  # large-scale jitter on canvases of 1024 pixels
-  crops: bool = True  # DETR's; else sizes alone, of 640 to 800 pixels
+  # Whether to use large-scale jitter on canvases of 1024 pixels.
+  jitter: bool = False
+  # Whether to use DETR's crops; otherwise sizes of 640 to 800 pixels alone.
+  crops: bool = True
 
 
 # mmdetection's epochs of the 117,266 images with objects.
@@ -169,18 +173,25 @@ def get_config(arg=None):
     debug=DEBUG,
     variant='R50-FPN',
     masks=True,
-    times=3,  # steps of ResNets, as multiples of 90,000: 1, 3, or 9 for "+"
-    cascade=False,  # Cascade R-CNN, which Swin's recipe always is
-    lsj=False,  # a Swin by ViTDet's recipe
-    small=False,  # a narrow model, canvases of 64 pixels
-    weights='',  # the backbone's; '': from Hugging Face
-    steps=0,  # 0: the recipe's
-    batch=0,  # 0: the recipe's
+    # The steps of ResNets, as multiples of 90,000: 1, 3, or 9 for "+".
+    times=3,
+    # Cascade R-CNN, which Swin's recipe always is.
+    cascade=False,
+    # A Swin by ViTDet's recipe.
+    lsj=False,
+    # For debugging: a narrow model, canvases of 64 pixels.
+    small=False,
+    # Weights of the backbone; '' means those from Hugging Face.
+    weights='',
+    # 0 means the number of the recipe.
+    steps=0,
+    batch=0,
     data='coco:data/coco',
     train='train2017',
     val='val2017',
     classes=80,
-    boxes=100,  # per image; COCO has up to 93
+    # The most boxes of an image; COCO has up to 93.
+    boxes=100,
     eval_every=10_000,
     dtype='bfloat16',
   )

@@ -1,14 +1,14 @@
-"""A small Mask R-CNN from scratch on canvases of handwritten digits, bundled with masks.
+"""A small Mask R-CNN from scratch on bundled canvases of handwritten digits with masks.
 
   vit_jax train --config=rcnn_digits
   vit_jax train --config=rcnn_digits:seed=1
 
-1 to 4 real digits on canvases of 64 pixels, 10,000 of them, each about once. Half of the
+10,000 canvases of 64 pixels with 1 to 4 real digits are seen about once each. Half of the
 steps suffice for an AP50 of 96 %.
 
 Hardware: any; 280 CPU seconds. Expect an AP50 of 98 to 99 % on 200 canvases of other digits
-(seeds 0, 1 and 2: AP50 99.0, 98.5 and 98.9, of boxes as of masks; AP of boxes 77.6, 77.6 and
-78.3, of masks 76.0, 74.5 and 76.7).
+(seeds 0, 1 and 2: AP50 99.0, 98.5 and 98.9, both for boxes and for masks; AP 77.6, 77.6 and
+78.3 for boxes, 76.0, 74.5 and 76.7 for masks).
 Smallest slices: v3:2x2 or v5e:2x2.
 """
 
@@ -43,7 +43,7 @@ def get_config(arg=None):
   c.seed = arg.seed
   c.steps = arg.steps
 
-  # Maps of 16 x 16, 8 x 8 and 4 x 4 positions; a digit has 10 to 28 pixels a side.
+  # The maps have 16 x 16, 8 x 8 and 4 x 4 positions. A digit has 10 to 28 pixels a side.
   c.model = dict(name='rcnn', anchor_sizes=((12,), (18,), (26,)), **HEADS)
   c.model.backbone = dict(name='fpn', channels=32)
   c.model.backbone.backbone = dict(name='resnet', depths=(2, 2), widths=(64, 128))

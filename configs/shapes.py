@@ -1,18 +1,19 @@
-"""A small ViT on made images of coloured shapes: classes and structured tasks, no download.
+"""A small ViT on synthetic images of coloured shapes: classes and structured tasks, no download.
 
   vit_jax train --config=shapes                     # kind and colour: 36 classes
   vit_jax train --config=shapes:task=count          # or position, distance
   vit_jax train --config=shapes:train=train[:1000]  # the effect of fewer images
 
-The source 'shapes' describes the tasks. `size` sets the pixels of an image, `examples` the
-number of images; the held out images are the same for all. They are not flipped or
-cropped, which would change positions, numbers and distances.
+The source 'shapes' describes the tasks. `size` is the side of an image in pixels, and
+`examples` the number of training images; the test images are always the same. Images are not
+flipped or cropped, which would change positions, numbers and distances.
 
-Hardware: any; 400 steps are 145 s of processor time. Expect on the 5,000 test images
-32.5 % of classes (2.8 % is chance: it has learned the colours and a little of the kinds)
-and 66.2 % of counts (chance 12.5 %). Positions have just begun to be learned then, 11.6 %
-(chance 6.25 %) with sine-cosine positions (--config.model.posemb=sincos2d), none with
-learned ones; distances were at chance after 120 steps. Both want more (steps=N).
+Hardware: any; 400 steps take 145 s of processor time. Expect on the 5,000 test images 32.5 %
+of classes (chance 2.8 %; the model has learned the colours and a little of the kinds) and
+66.2 % of counts (chance 12.5 %). The model has then just begun to learn positions: 11.6 %
+(chance 6.25 %) with sine-cosine position embeddings (--config.model.posemb=sincos2d), and
+chance with learned ones. Distances were at chance after 120 steps. Both need more steps
+(steps=N).
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """
@@ -43,7 +44,7 @@ def get_config(arg=None):
   c.seed = arg.seed
   c.steps = arg.steps
 
-  # 64 patches, if the size is a multiple of 8.
+  # There are 64 patches if the size is a multiple of 8.
   c.model = dict(
     name='vit', patch_size=(arg.size // 8, arg.size // 8), classifier='gap'
   )

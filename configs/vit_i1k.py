@@ -7,8 +7,8 @@
 300 epochs, batch 4096, Adam at 3e-3 with weight decay 0.3, cosine, gradients clipped at
 norm 1, dropout 0.1, sigmoid loss. Expected on the validation images at 224 px: B/32
 69.19, B/16 74.79, L/32 66.90, L/16 72.59 % (google-research/vision_transformer issue 62).
-configs/vit_s16_i1k.py and configs/augreg_i1k.py get further. Not run here: the data could
-not be had.
+configs/vit_s16_i1k.py and configs/augreg_i1k.py do better. Not run here, because the data is
+not available.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.
 
@@ -36,7 +36,8 @@ def get_config(arg=None):
   c = common.classifier(arg, 'vit', common.inception(arg.res), loss='sigmoid')
   c.model.dropout = 0.1
   c.model.representation_size = models.resolve('vit', arg.variant)[1]['width']
-  c.model.head_bias_init = -6.9  # the prior of one class of 1000, ln(1 / 1000)
+  # The prior of one class of 1000, ln(1 / 1000).
+  c.model.head_bias_init = -6.9
 
   c.optim = dict(name='adamw', lr=3e-3, wd=0.3, clip=1.0)
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)

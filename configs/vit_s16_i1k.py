@@ -4,14 +4,14 @@
   vit_jax train --config=vit_s16_i1k:epochs=300
   vit_jax train --config=vit_s16_i1k:debug
 
-Average pooling, fixed sine-cosine positions, a hidden layer before the head, softmax,
-batch 1024, RandAugment(2, 10) and mixup of 0.2. On a TPU v3-8 under 7 hours for 90
-epochs, under a day for 300. Expected: 76.5 % top-1 on the validation images after 90
-epochs (76.4 to 76.9 in an independent reproduction), 80 % after 300 (the paper's
-abstract). Not run here: the data could not be had.
+Average pooling, fixed sine-cosine positions, a hidden layer before the head, softmax, batch
+1024, RandAugment(2, 10) and mixup of 0.2. A TPU v3-8 takes under 7 hours for 90 epochs, and
+under a day for 300. Expected: 76.5 % top-1 on the validation images after 90 epochs (76.4 to
+76.9 in an independent reproduction), 80 % after 300 (the paper's abstract). Not run here,
+because the data is not available.
 
-Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org. RandAugment
-is that of the published runs, including its known bugs; randaug=correct has none.
+Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org. RandAugment has
+the known bugs of the published runs; randaug=correct has none.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """

@@ -7,14 +7,14 @@
   vit_jax train --config=vitdet_digits:head=segment
   vit_jax train --config=vitdet_digits:head=rcnn
 
-The ViT names digits on images of 32 pixels, 4 x 4 tokens. The ViTDet sees canvases of 64
-pixels with 1 to 4 digits in windows of as many tokens; every second block attends to the
-whole canvas. head=detr puts a small DETR on its last map; head=segment a simple pyramid and
-the head of semantic FPN, which names the digit, or the background, at every pixel; head=rcnn
-a simple pyramid and Mask R-CNN (its numbers: `vit_jax sweep --ablation pyramid`). From a ViT,
-rates decay by layers by 0.7, as the paper has it for B; from scratch they do not.
+The ViT classifies digits on images of 32 pixels, with 4 x 4 tokens. The ViTDet sees canvases
+of 64 pixels with 1 to 4 digits, in windows of 4 x 4 tokens; every second block attends to the
+whole canvas. head=detr puts a small DETR on its last map. head=segment adds a simple pyramid
+and the head of semantic FPN, which classifies every pixel as a digit or background. head=rcnn
+adds a simple pyramid and Mask R-CNN (for its numbers: `vit_jax sweep --ablation pyramid`).
+When starting from a ViT, rates decay by a factor of 0.7 per layer, as in the paper for B.
 
-Hardware: any; CPU seconds and results on 200 canvases of other digits (seed 0):
+Hardware: any. CPU seconds and results on 200 canvases of other digits (seed 0):
 
   classify                   125 s   top-1 93.6 % of the 360 test digits
   detr, from the ViT         366 s   AP50 11.8 %, AP 3.3 %
@@ -22,9 +22,9 @@ Hardware: any; CPU seconds and results on 200 canvases of other digits (seed 0):
   segment, from the ViT      262 s   mean IoU 78.5 %
   segment, from scratch      291 s   mean IoU 77.8 %
 
-Calling every pixel background gives a mean IoU of 8.1 %. The ViT helps the detector; ten
-thousand canvases with a class at every pixel need no help. A ResNet detects sooner:
-configs/detr_digits.py.
+Calling every pixel background gives a mean IoU of 8.1 %. Starting from the ViT helps the
+detector. Segmentation, with ten thousand canvases and a class at every pixel, needs no help.
+A ResNet learns to detect faster, see configs/detr_digits.py.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """
@@ -39,7 +39,7 @@ DEBUG = dict(
   steps=4, warmup=1, batch=8, train='train[:64]', test='test[:8]', eval_every=4
 )
 
-# steps, batch, rate, test split
+# {head: (steps, batch, rate, test split)}.
 HEADS = {
   'classify': (1_000, 128, 2e-3, 'test'),
   'detr': (1_500, 32, 1e-3, 'test[:200]'),
@@ -53,7 +53,8 @@ def get_config(arg=None):
     arg,
     debug=DEBUG,
     head='detr',
-    weights='',  # the ViT's; '': from scratch
+    # Weights of the ViT; '' means from scratch.
+    weights='',
     steps=0,
     batch=0,
     lr=0.0,
@@ -70,7 +71,7 @@ def get_config(arg=None):
 
   vit = dict(patch_size=(8, 8), width=96, depth=4, mlp_dim=192, num_heads=6)
   if arg.head == 'classify':
-    # A digit as large as on a canvas, in as many tokens as a window below.
+    # A digit is as large as on a canvas, and covers as many tokens as a window below.
     affine = 'random_affine(8, 0.25, (0.4, 1.0))'
     pp = f"resize(32, method='bicubic', rounding='nearest')|{affine}|value_range"
     data = dict(source='digits', pp=pp)
@@ -86,13 +87,14 @@ def get_config(arg=None):
   if arg.head == 'detr':
     c.model = dict(name='detr', backbone=vitdet, num_queries=10, width=64, num_heads=4)
     c.model.update(mlp_dim=128, encoder_depth=1, decoder_depth=2)
-    c.task = dict(name='detect', l1=2.0, giou=1.0)  # as configs/detr_digits.py
+    # As in configs/detr_digits.py.
+    c.task = dict(name='detect', l1=2.0, giou=1.0)
     evaluation = 'coco'
   elif arg.head == 'segment':
     data['source_options'] = dict(segments=True)
     pyramid = dict(name='sfp', backbone=vitdet, channels=32, extra_level=False)
-    # GroupNorm's groups are of 4 channels, as published; with 1 or 2 it hardly learns. The
-    # finest map, p1, costs as much as all others together and adds nothing here.
+    # The groups of GroupNorm have 4 channels, as published; with 1 or 2 it hardly learns. The
+    # finest map, p1, costs as much as all the others together and adds nothing here.
     c.model = dict(name='semantic_fpn', backbone=pyramid, channels=128)
     c.model.levels = ('p2', 'p3', 'p4')
     c.task = dict(name='segment')
@@ -113,7 +115,8 @@ def get_config(arg=None):
   c.optim.schedule = dict(decay='cosine', warmup=arg.warmup)
   if arg.weights:
     c.weights = dict(source=arg.weights)
-    c.optim.layer_decay = 0.7  # the paper's for B
+    # The paper's value for B.
+    c.optim.layer_decay = 0.7
 
   c.evals = dict(test=dict(type=evaluation, every=arg.eval_every))
   if arg.head == 'rcnn':
