@@ -175,7 +175,7 @@ def filesystem():
   plain = gcsfs.core.GCSFileSystem
   for protocol in plain.protocol:
     # The default is a subclass that first asks for the kind of the bucket, by gRPC and with a
-    # permission that few accounts have. All kinds but "rapid" have plain objects.
+    # permission that few accounts have. That kind matters only for "rapid" buckets.
     fsspec.register_implementation(protocol, plain, clobber=True)
     options = fsspec.config.conf.setdefault(protocol, {})
     # Other processes write to the bucket, so a cached listing may be wrong.

@@ -66,10 +66,10 @@ class Registry(UserDict):
   @functools.cached_property
   def data(self) -> dict[Any, Any]:
     """{name: entry}; an entry is replaced by its object once that is imported."""
-    return dict(self._given)
+    return dict(self._initial)
 
   @functools.cached_property
-  def _given(self) -> dict[Any, Any]:
+  def _initial(self) -> dict[Any, Any]:
     """{name: entry} of the core and of the rings."""
     theirs: dict[Any, Any] = {}
     for ring, entries in rings().items():
@@ -87,7 +87,7 @@ class Registry(UserDict):
 
   def register(self, name: str, entry: Any) -> None:
     """Adds an entry; raises ValueError for a name of this package or of a ring."""
-    if name in self._given:
+    if name in self._initial:
       raise ValueError(f'{self.noun} {name!r} is in vit_jax already')
     self.data[name] = entry
 

@@ -144,7 +144,7 @@ def test_when_the_kernel_pools():
   assert tpu.kernels_in(functools.partial(both, size=64), *maps) == 0  # too many bins
   assert tpu.kernels_in(both, shape(2, 64, 80, 200), shape(2, 32, 40, 200)) == 0
   with tpu.mesh('v5e'):  # the call that is verified on the device
-    calls = kernels.planned(lambda: jax.eval_shape(both, *maps))
+    calls = kernels.collect_calls(lambda: jax.eval_shape(both, *maps))
   ((kernel, function, arrays),) = calls
   assert kernel == 'tpu_roi_align'
   assert jax.eval_shape(function, *arrays).shape == (2, 100, 7, 7, 256)

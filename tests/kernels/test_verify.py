@@ -41,7 +41,7 @@ def layer_with(kernel, plain=slow_double):
 
 
 def rows_of(layer):
-  return verify.verified(kernels.planned(lambda: jax.eval_shape(layer, X)))
+  return verify.verify_calls(kernels.collect_calls(lambda: jax.eval_shape(layer, X)))
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_a_run_decides_once_for_each_kind_of_device(monkeypatch, tmp_path):
 
 def test_calls_are_planned_for_the_share_of_one_device():
   with tpu.mesh('v5e', 2, 2, 2):
-    calls = kernels.planned(lambda: jax.eval_shape(attend, QUERY, QUERY, QUERY))
+    calls = kernels.collect_calls(lambda: jax.eval_shape(attend, QUERY, QUERY, QUERY))
     ((kernel, _, arrays),) = calls
-    shares = verify._of_one_device(arrays, jax.sharding.get_abstract_mesh())
+    shares = verify._share_of_one_device(arrays, jax.sharding.get_abstract_mesh())
   assert kernel == 'tpu_attention'
   assert [x.shape for x in jax.tree.leaves(shares)] == [(2, 17, 2, 64)] * 3
 

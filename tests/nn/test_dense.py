@@ -74,7 +74,7 @@ PATCHES = (2, 6, 8, 3), (3, 2, 3, 5), (5,)
 
 def test_derivatives_of_patches():
   args = (normal(*shape) for shape in PATCHES)
-  assert_same_derivatives(layers.embed, layers._convolved, *args)
+  assert_same_derivatives(layers.embed, layers._convolve, *args)
 
 
 def test_patches_are_a_convolution_on_tpus():

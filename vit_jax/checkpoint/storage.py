@@ -228,7 +228,7 @@ def together() -> Iterator[None]:
 
 
 def _drop_late_errors() -> None:
-  """Keeps Python from reporting failures of further operations after one was raised."""
+  """Keeps Python from printing errors of Orbax's other operations after one was raised."""
   hook = sys.unraisablehook
   if getattr(hook, 'drops_late_errors', False):
     return

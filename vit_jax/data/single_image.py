@@ -43,7 +43,7 @@ class SingleImage:
       registry.check_images(op.name for op in ops)
       if random := [op.name for op in ops if op.numpy is None]:
         raise ValueError(
-          f'{random[0]} is an op of training: use the pp of an evaluation'
+          f'{random[0]} is a random op of training: use the pp of an evaluation'
         )
       if self.pads and not masks:
         raise ValueError(

@@ -40,7 +40,7 @@ def using(*kernels: str) -> Iterator[None]:
     _allowed = before
 
 
-def planned(trace: Callable[[], object]) -> list[tuple[str, Callable, tuple]]:
+def collect_calls(trace: Callable[[], object]) -> list[tuple[str, Callable, tuple]]:
   """Returns (kernel, function, shapes) of each call in `trace` that a kernel could compute."""
   global _planned
   _planned = calls = []
@@ -52,7 +52,7 @@ def planned(trace: Callable[[], object]) -> list[tuple[str, Callable, tuple]]:
 
 
 def allows(kernel: str, function: Callable, *arrays) -> bool:
-  """Whether `kernel` may compute function(*arrays); `planned` takes note of the call."""
+  """Whether `kernel` may compute function(*arrays); `collect_calls` notes the call."""
   if _planned is not None:
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
     _planned.append((kernel, function, shapes))
@@ -60,7 +60,7 @@ def allows(kernel: str, function: Callable, *arrays) -> bool:
   return kernel in _allowed
 
 
-def by_platform(**branches: Callable) -> Callable:
+def choose_by_platform(**branches: Callable) -> Callable:
   """Returns a function that is one of `branches`, chosen when the program is lowered.
 
   A derivative of `lax.platform_dependent` stores the residuals of every branch. This one

@@ -155,7 +155,7 @@ def weighted_average(scores, value):
   product in one thread. exp(scores) value, divided by the sums of exp(scores), stays with
   XLA.
   """
-  return lax.platform_dependent(scores, value, cpu=_divided_last, default=_average)
+  return lax.platform_dependent(scores, value, cpu=_divide_last, default=_average)
 
 
 @weighted_average.defjvp
@@ -163,14 +163,14 @@ def _weighted_average_jvp(primals, tangents):
   return jax.jvp(_average, primals, tangents)
 
 
-def _divided_last(scores, value):
+def _divide_last(scores, value):
   weights = jnp.exp(scores - scores.max(-1, keepdims=True))
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   x = product('bmns,bmsd->bmnd', weights.astype(value.dtype), value)
   return (x / weights.sum(-1, keepdims=True)).astype(value.dtype)
 
 
-def _of_even_length(query, key, value):
+def _pad_to_even_length(query, key, value):
   """cuDNN's attention with a token more, masked, where a length is odd."""
   B, N, S = *query.shape[:2], key.shape[1]
   if N % 2 == 0 and S % 2 == 0:
@@ -192,7 +192,8 @@ def _cudnn_of(query, key, value, **lengths):
 # differentiated. Without a derivative it takes any length.
 _cudnn = jax.custom_vjp(_cudnn_of)
 _cudnn.defvjp(
-  lambda *arrays: jax.vjp(_of_even_length, *arrays), lambda vjp, gradient: vjp(gradient)
+  lambda *arrays: jax.vjp(_pad_to_even_length, *arrays),
+  lambda vjp, gradient: vjp(gradient),
 )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.kernels import CONVOLVED, by_platform
+from vit_jax.kernels import CONVOLVED, choose_by_platform
 
 # CPUs use XLA's convolution, too, for maps of fewer elements per image: it takes less than a
 # millisecond an image there, and many shifted products take longer to compile.
@@ -53,7 +53,7 @@ def _plain(x, kernel, stride, padding):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _depthwise(x, kernel, stride, padding):
-  return lax.platform_dependent(x, kernel, **_branches(_shifted, stride, padding))
+  return lax.platform_dependent(x, kernel, **_branches(_add_shifted, stride, padding))
 
 
 def _branches(on_cpus, stride, padding):
@@ -61,15 +61,18 @@ def _branches(on_cpus, stride, padding):
   return {'cpu': bound(on_cpus), 'default': bound(_plain)}
 
 
-@functools.cache  # One for all layers, see `by_platform`.
-def _chosen(on_cpus, stride, padding):
-  return by_platform(**_branches(on_cpus, stride, padding))
+# Made once for all layers, see `choose_by_platform`.
+@functools.cache
+def _choose(on_cpus, stride, padding):
+  return choose_by_platform(**_branches(on_cpus, stride, padding))
 
 
 @_depthwise.defjvp
 def _jvp(stride, padding, primals, tangents):
   (x, kernel), (dx, dkernel) = primals, tangents
-  by_input, by_kernel = (_chosen(f, stride, padding) for f in (_by_input, _by_kernel))
+  by_input, by_kernel = (
+    _choose(f, stride, padding) for f in (_tangent_by_input, _tangent_by_kernel)
+  )
   y = _depthwise(x, kernel, stride, padding)
   return y, by_input(dx, kernel) + by_kernel(x, dkernel)
 
@@ -81,14 +84,14 @@ _traced_once = functools.partial(jax.jit, static_argnames=('stride', 'padding'))
 
 
 @_traced_once
-def _by_input(dx, kernel, stride, padding):
+def _tangent_by_input(dx, kernel, stride, padding):
   gradient = lambda dy: _input_gradient(dy, kernel, dx.shape, stride, padding)
   dy = jax.eval_shape(lambda: _plain(dx, kernel, stride, padding))
   return jax.linear_transpose(gradient, dy)(dx)[0]
 
 
 @_traced_once
-def _by_kernel(x, dkernel, stride, padding):
+def _tangent_by_kernel(x, dkernel, stride, padding):
   gradient = lambda dy: _kernel_gradient(x, dy, dkernel.shape[:2], stride, padding)
   dy = jax.eval_shape(lambda: _plain(x, dkernel, stride, padding))
   # Within a `shard_map` the kernel may be replicated, while its gradient differs by device.
@@ -97,9 +100,9 @@ def _by_kernel(x, dkernel, stride, padding):
 
 
 @_traced_once
-def _shifted(x, kernel, stride, padding):
+def _add_shifted(x, kernel, stride, padding):
   """The convolution as a sum of shifted maps, which XLA fuses into one loop."""
-  x = _padded(x, padding)
+  x = _pad(x, padding)
   kh, kw = kernel.shape[:2]
   h, w = ((n - k) // stride + 1 for n, k in zip(x.shape[1:3], (kh, kw), strict=True))
   rows, columns = (stride * (n - 1) + 1 for n in (h, w))
@@ -120,7 +123,7 @@ def _input_gradient(dy, kernel, shape, stride, padding):
     )
   ]
   dy = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
-  return _shifted(dy, kernel[::-1, ::-1], 1, ((0, 0),) * 2)
+  return _add_shifted(dy, kernel[::-1, ::-1], 1, ((0, 0),) * 2)
 
 
 def _kernel_gradient(x, dy, size, stride, padding):
@@ -131,7 +134,7 @@ def _kernel_gradient(x, dy, size, stride, padding):
   height = min(h, max(1, _BLOCK // width))
   rows, columns = -(-h // height), -(-w // width)  # blocks down and across
   ends = rows * height, columns * width
-  dy = _padded(dy, ((0, ends[0] - h), (0, ends[1] - w)))
+  dy = _pad(dy, ((0, ends[0] - h), (0, ends[1] - w)))
   dy = dy.reshape(B, rows, height, columns, width, C)
   dy = dy.transpose(1, 3, 0, 2, 4, 5).reshape(-1, B, height, width, C)
   # Where blocks reach beyond the map, dy is 0.
@@ -139,7 +142,7 @@ def _kernel_gradient(x, dy, size, stride, padding):
     (low, max(high, stride * (end - 1) + k - n - low))
     for n, end, k, (low, high) in zip(x.shape[1:3], ends, size, padding, strict=True)
   )
-  x = _padded(x, tuple(more))
+  x = _pad(x, tuple(more))
 
   @functools.partial(jax.checkpoint, prevent_cse=False)  # keeps no windows
   def step(sums, block):
@@ -158,7 +161,7 @@ def _kernel_gradient(x, dy, size, stride, padding):
   return sums.sum(0)[:, :, None].astype(x.dtype)
 
 
-def _padded(x, padding):
+def _pad(x, padding):
   return jnp.pad(x, ((0, 0), *padding, (0, 0)))
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from vit_jax.kernels import allows, by_platform, tpus
+from vit_jax.kernels import allows, choose_by_platform, tpus
 
 # -- dense layers -----------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ def _flat(x, dkernel, dbias):
 
 
 # The tangent by the parameters; their gradients are its transpose.
-_by_params = by_platform(
+_by_params = choose_by_platform(
   cpu=_flat, default=lambda x, dkernel, dbias: _plus(_product(x, dkernel), dbias)
 )
 
@@ -54,7 +54,7 @@ _by_params = by_platform(
 # -- patches ----------------------------------------------------------------------------
 
 
-def _convolved(images, kernel, bias):
+def _convolve(images, kernel, bias):
   numbers = ('NHWC', 'HWIO', 'NHWC')
   y = lax.conv_general_dilated(
     images, kernel, kernel.shape[:2], 'VALID', dimension_numbers=numbers
@@ -62,7 +62,7 @@ def _convolved(images, kernel, bias):
   return _plus(y, bias)
 
 
-def _as_product(images, kernel, bias):
+def _multiply_patches(images, kernel, bias):
   (B, H, W, C), (ph, pw, _, D) = images.shape, kernel.shape
   patches = images.reshape(B, H // ph, ph, W // pw, pw, C).swapaxes(2, 3)
   size = math.prod(kernel.shape[:3])
@@ -73,7 +73,7 @@ def _as_product(images, kernel, bias):
 # dtype, to [B, H / ph, W / pw, D]. On TPUs it is a convolution: to cut images into patches would
 # move every pixel, which takes longer than the product. Elsewhere it is a product, because
 # the gradient of the convolution is slow on CPUs.
-embed = by_platform(tpu=_convolved, default=_as_product)
+embed = choose_by_platform(tpu=_convolve, default=_multiply_patches)
 
 
 # -- layer normalisation ----------------------------------------------------------------

@@ -88,14 +88,14 @@ def attend(query, key, value, bias, plan: Plan) -> jax.Array:
   `GridBias` or None, `plan` that of these shapes.
   """
   if bias is not None:
-    return _by_head(query, key, value, bias, plan)
+    return _attend_by_head(query, key, value, bias, plan)
   run = lambda *arrays: _attend(arrays, (), plan)
   spec = PartitionSpec(('data', 'fsdp'), None, 'tensor')
   flat = (x.reshape(*x.shape[:2], -1) for x in (query, key, value))
   return split(run, (spec,) * 3)(*flat).reshape(query.shape)
 
 
-def _by_head(query, key, value, bias, plan) -> jax.Array:
+def _attend_by_head(query, key, value, bias, plan) -> jax.Array:
   """Computes attention with a bias, one head per grid step.
 
   With heads before tokens an array fills its tiles even where M is 1 or 2, which

@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 
 from vit_jax import terminal
 from vit_jax.errors import one_line
-from vit_jax.kernels import KERNELS, planned, using
+from vit_jax.kernels import KERNELS, collect_calls, using
 
 # Largest difference, as a share of the largest value. Both sides round to bfloat16 several
 # times, by 2**-9 each.
@@ -40,10 +40,12 @@ def choose(
     return KERNELS, []
   if mode == 'xla' or jax.default_backend() == 'cpu':  # CPUs have none.
     return (), []
-  calls, rows = planned(trace), []
+  calls, rows = collect_calls(trace), []
   if jax.process_index() == 0:
     mesh = jax.sharding.get_abstract_mesh()
-    rows = verified([(k, fn, _of_one_device(arrays, mesh)) for k, fn, arrays in calls])
+    rows = verify_calls(
+      [(k, fn, _share_of_one_device(arrays, mesh)) for k, fn, arrays in calls]
+    )
   for row in rows:
     if row['reason']:
       terminal.say(f'warning: {row["kernel"]} is left to XLA: it {row["reason"]}.')
@@ -54,7 +56,7 @@ def choose(
   return tuple(k for k, good in zip(KERNELS, verdict, strict=True) if good), rows
 
 
-def _of_one_device(arrays, mesh):
+def _share_of_one_device(arrays, mesh):
   """Returns the shapes of one device's share of arrays [B, ...] and [B, N, M, ...]."""
   data, fsdp, tensor = (mesh.shape.get(axis, 1) for axis in _AXES)
   parts = {3: (data * fsdp, 1, 1), 4: (data * fsdp, 1, tensor, 1)}
@@ -66,11 +68,11 @@ def _of_one_device(arrays, mesh):
   return jax.tree.map(share, arrays)
 
 
-def verified(calls: list[tuple[str, Callable, tuple]]) -> list[dict]:
+def verify_calls(calls: list[tuple[str, Callable, tuple]]) -> list[dict]:
   """Runs each different call with its kernel and without, on the first device.
 
   Args:
-    calls: (kernel, function, shapes of its arguments), see `kernels.planned`.
+    calls: (kernel, function, shapes of its arguments), see `kernels.collect_calls`.
 
   Returns:
     A row for each: kernel, shapes, seconds and xla_seconds of the function with its

@@ -42,7 +42,7 @@ def _canonical(text: str) -> str:
 
 # How texts are cleaned before they are cut into tokens.
 CLEAN: dict[str, Callable[[str], str]] = {
-  # transformers' CLIP, whose tokenizer.json does it.
+  # transformers' CLIP, whose tokenizer.json cleans the text.
   'none': lambda text: text,
   # Three by their names in open_clip; OpenAI uses the first of them.
   'lower': lambda text: _spaces(_unescape(text)).lower(),

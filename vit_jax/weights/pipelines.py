@@ -292,7 +292,7 @@ def _geometry(ops, size: tuple[int, int]) -> str:
     'resize_small': {'smaller_size': int(max(size) / now.crop_pct)},
     'central_crop': {'size': one(size)},
   }
-  return '|'.join(op.changed(**changes[op.name]) for op in ops if op.name in changes)
+  return '|'.join(op.rewrite(**changes[op.name]) for op in ops if op.name in changes)
 
 
 # -- the pipelines of a run that starts from weights -------------------------------------
@@ -353,7 +353,7 @@ def _fill(pp: str, theirs: tuple) -> str:
     elif op.name == 'inception_crop' and resize:
       how = {k: v for k, v in resize.arguments.items() if k in _HOW - {*op.written}}
       if any(op.arguments[k] != v for k, v in how.items()):
-        text = op.changed(**how)
+        text = op.rewrite(**how)
     texts.append(text)
   return pp if texts == [op.text for op in ops] else '|'.join(texts)
 

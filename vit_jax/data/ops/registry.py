@@ -70,7 +70,7 @@ class Op:
     assert changed.keys() >= mapped.keys(), f'{self.name}: gives {list(changed)}'
     return {**features, **changed}
 
-  def changed(self, **changes) -> str:
+  def rewrite(self, **changes) -> str:
     """Returns the text with other arguments; the first stays without its name."""
     first, *more = ({k: self.arguments[k] for k in self.written} | changes).items()
     return (
@@ -140,7 +140,7 @@ def op(
 
   def register(make):
     _facts[name] = Op(name, make, draws, maps, keeps_positions)
-    # An op of the table is registered already, by its place.
+    # The table may have the op already, as 'module:name'.
     if OPS.data.get(name) != f'{make.__module__}:{make.__qualname__}':
       OPS.register(name, make)
     return make

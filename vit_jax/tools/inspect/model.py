@@ -16,14 +16,14 @@ from vit_jax.weights import zoo as weights_zoo
 
 
 class Cost(NamedTuple):
-  """Number of parameters, and operations of one image's forward pass, see `flops`."""
+  """The number of parameters, and of operations in the forward pass of one image."""
 
   parameters: int
   operations: int
 
 
 def cost(section: dict, image_shape: Sequence[int]) -> Cost:
-  """Returns the cost of a config's section `model`, with `num_classes`; nothing runs.
+  """Computes the cost of a config's section `model`, with `num_classes`; nothing runs.
 
   Args:
     image_shape: [H, W, C].
@@ -31,7 +31,8 @@ def cost(section: dict, image_shape: Sequence[int]) -> Cost:
   return _cost(json.dumps(section, sort_keys=True), *image_shape)
 
 
-@functools.cache  # runs of an experiment often share their model
+# Cached, because runs of an experiment often share their model.
+@functools.cache
 def _cost(section: str, *shape: int) -> Cost:
   forward, variables, images = _trace(models.build(**json.loads(section)), shape)
   size = sum(x.size for x in jax.tree.leaves(variables['params']))
