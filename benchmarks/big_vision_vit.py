@@ -22,8 +22,13 @@ _SAME = (
 )
 
 
-def load(checkout: str):
-  """Returns a function (subject, batch, devices) -> its lowered step."""
+def load(checkout: str, optim: dict):
+  """Returns a function (subject, batch, devices) -> its lowered step.
+
+  Args:
+    checkout: the folder of big_vision.
+    optim: the config's section `optim` of our step.
+  """
   sys.path.insert(0, checkout)
   # Its ViT takes functions from these that load checkpoints and need TensorFlow.
   for name in ('utils', 'models.common'):
@@ -38,16 +43,15 @@ def load(checkout: str):
   big_vision.models.common = sys.modules['big_vision.models.common']
   from big_vision.models import vit
 
-  return lambda *args: _lower(vit, *args)
+  return lambda *args: _lower(vit, optim, *args)
 
 
-def _lower(vit, subject, batch: int, devices):
+def _lower(vit, optim: dict, subject, batch: int, devices):
   import jax
   import jax.numpy as jnp
   import numpy as np
   import optax
   from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-  from rulers import OPTIM
 
   from vit_jax import models
 
@@ -72,10 +76,10 @@ def _lower(vit, subject, batch: int, devices):
     lambda path, _: path[-1].key == 'kernel', p
   )
   tx = optax.chain(
-    optax.clip_by_global_norm(OPTIM['clip']),
-    optax.scale_by_adam(mu_dtype=OPTIM['moment_dtype']),
-    optax.add_decayed_weights(OPTIM['wd'], kernels),
-    optax.scale(-OPTIM['lr']),
+    optax.clip_by_global_norm(optim['clip']),
+    optax.scale_by_adam(mu_dtype=optim['moment_dtype']),
+    optax.add_decayed_weights(optim['wd'], kernels),
+    optax.scale(-optim['lr']),
   )
 
   def step(state, batch):

@@ -155,7 +155,7 @@ def main(argv: list[str]) -> int:
   if args.big_vision:
     import big_vision_vit
 
-    sides['big_vision'] = big_vision_vit.load(args.big_vision)
+    sides['big_vision'] = big_vision_vit.load(args.big_vision, OPTIM)
   subject = bench.Subject(args.model, args.dtype, args.resolution, args.set, {})
   rows = []
   try:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.detection.regions.roi_align import bin_weights
+from vit_jax.detection.regions.bins import bin_weights
 
 
 def targets(

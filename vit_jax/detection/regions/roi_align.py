@@ -8,18 +8,14 @@ no scatter, and every number of samples costs the same.
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.detection.regions.bins import bin_weights
 from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.kernels import allows, tpus
-
-# Samples of an adaptive bin are more than half a cell apart, so at most five of them lie
-# within one cell of a row; one more covers rounding.
-_NEAR = 6
 
 
 def roi_align(
@@ -90,79 +86,6 @@ def _of_any_boxes(*maps, count, strides, **options):
   boxes = jnp.broadcast_to(boxes, (len(maps[0]), *boxes.shape))
   levels = level_of(boxes, 0, len(maps) - 1, (4 * strides[0] * options['size'], 1))
   return roi_align(maps, boxes, strides, **options, levels=levels)
-
-
-class Axis(NamedTuple):
-  """The samples of boxes along one axis of a map, float32 [...], in cells.
-
-  Attributes:
-    start: of the first bin. width: of a bin. step: from sample to sample.
-    per_step: 1 / step. number: samples in a bin. share: 1 / number.
-  """
-
-  start: jax.Array
-  width: jax.Array
-  step: jax.Array
-  per_step: jax.Array
-  number: jax.Array
-  share: jax.Array
-
-  @classmethod
-  def of(cls, low, high, size: int, samples: int, aligned: bool) -> 'Axis':
-    """Divides boxes from `low` to `high`; the arguments are those of `bin_weights`."""
-    start, length = (low - 0.5, high - low) if aligned else (low, high - low)
-    length = length if aligned else jnp.maximum(length, 1)
-    width = length / size
-    # ceil(length / size), whatever the division rounds to: a multiple of `size` must not
-    # round up, as that is one more sample in every bin.
-    whole = jnp.maximum(jnp.floor(width), 0)
-    number = whole + (length > whole * size) + (length > (whole + 1) * size)
-    number = jnp.full_like(width, samples) if samples else number
-    share = 1 / jnp.maximum(number, 1)
-    step = width * share
-    per_step = jnp.where(step == 0, 0, 1 / jnp.where(step == 0, 1, step))
-    return cls(start, width, step, per_step, number, share)
-
-  def weights(self, bins, cell, cells: int, samples: int):
-    """Returns the weight of each cell in each bin.
-
-    A sample beyond the outermost cells by more than one cell's length counts as 0; a
-    nearer one takes the outermost cell.
-
-    Args:
-      bins, cell: float32 numbers of bins and cells, which broadcast with the boxes.
-      cells: the number of cells. samples: 0 where it depends on the box.
-    """
-    start = self.start + bins * self.width
-    first = 0.0
-    if not samples:
-      first = jnp.maximum(jnp.floor((cell - 1 - start) * self.per_step - 0.5), 0)
-    total = 0.0
-    for i in range(samples or _NEAR):
-      place = start + (first + i + 0.5) * self.step
-      counts = (place >= -1) & (place <= cells) & (first + i < self.number)
-      hat = 1 - jnp.abs(jnp.clip(place, 0, cells - 1) - cell)
-      total += jnp.where(counts, jnp.maximum(hat, 0), 0)
-    return total * self.share
-
-
-def bin_weights(
-  low: jax.Array,
-  high: jax.Array,
-  cells: int,
-  size: int,
-  samples: int = 0,
-  aligned: bool = True,
-) -> jax.Array:
-  """Returns float32 [..., size, cells]: the weight of each cell in each bin of one axis.
-
-  Args:
-    low, high: float32 [...], the ends of the boxes in cells.
-    samples, aligned: as in `roi_align`.
-  """
-  axis = Axis.of(low[..., None, None], high[..., None, None], size, samples, aligned)
-  bins = jnp.arange(size, dtype=jnp.float32)[:, None]
-  return axis.weights(bins, jnp.arange(cells, dtype=jnp.float32), cells, samples)
 
 
 def level_of(

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from vit_jax.detection.regions.roi_align import Axis
+from vit_jax.detection.regions.bins import Axis
 from vit_jax.kernels import split, tpus
 
 _ROWS, _COLUMNS = 8, 32  # A window: two tiles of a matrix unit deep.
