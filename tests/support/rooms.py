@@ -58,8 +58,10 @@ def setters() -> str:
 def by_position() -> set[tuple[str, str]]:
   """Returns the (op, argument) that a pipeline of a recipe or page gives by position."""
   given = set()
-  for name, text in re.findall(r'(\w+)\(([^()|]*)\)', setters()):
+  # An argument may be a tuple, in parentheses of its own.
+  for name, text in re.findall(r'(\w+)\(((?:[^()|]|\([^()|]*\))*)\)', setters()):
     if name in registry.OPS:
+      text = re.sub(r'\([^()]*\)', 'tuple', text)
       parameters = [*inspect.signature(registry.OPS[name]).parameters]
       positional = [arg for arg in text.split(',') if arg.strip() and '=' not in arg]
       given |= {(name, parameter) for parameter in parameters[: len(positional)]}
