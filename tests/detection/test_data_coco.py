@@ -94,11 +94,11 @@ def test_images_of_a_truth():
     *(np.array([2, 0, 2]), np.zeros(3, int), np.arange(12.0).reshape(3, 4)),
     *(np.arange(3.0), np.zeros(3, bool), ['m', 'n', 'o']),
   )
-  some = truth.of_images(np.array([2, 1, 2]))
+  some = truth.select(np.array([2, 1, 2]))
   assert (some.image_ids, some.file_names) == ([3, 2, 3], ['c', 'b', 'c'])
   assert (some.image.tolist(), some.areas.tolist()) == ([0, 0, 2, 2], [0, 2, 0, 2])
   assert some.masks == ['m', 'o', 'm', 'o']
-  assert len(truth.of_images(np.array([1])).boxes) == 0
+  assert len(truth.select(np.array([1])).boxes) == 0
 
 
 def test_batches(root):

@@ -6,7 +6,7 @@ from pycocotools import mask as mask_lib
 
 from vit_jax.data import sources
 from vit_jax.detection.data import objects
-from vit_jax.detection.data.digits_canvas import _enlarged
+from vit_jax.detection.data.digits_canvas import _enlarge
 
 
 @pytest.fixture(scope='module')
@@ -82,7 +82,7 @@ def test_cells_of_masks_hold_the_share_that_is_covered(shape):
   mask[[0, -1]] = mask[:, [0, -1]] = True
   canvas = np.zeros((h + 5, w + 7), bool)
   canvas[2 : 2 + h, 3 : 3 + w] = mask
-  features = objects.of_masks([canvas])
+  features = objects.encode_masks([canvas])
   expected = np.divide([2, 3, 2 + h, 3 + w], [h + 5, w + 7] * 2)
   np.testing.assert_allclose(features['extents'][0], expected, atol=1e-7)
   # Pixels and cells are both made of parts of 1 / 112 of a pixel.
@@ -94,9 +94,9 @@ def test_cells_of_masks_hold_the_share_that_is_covered(shape):
 
 def test_enlarging():
   image = np.arange(64).reshape(8, 8)
-  np.testing.assert_array_equal(_enlarged(image, 8), image)
+  np.testing.assert_array_equal(_enlarge(image, 8), image)
   # Twice as large: quarters between neighbours, the outermost as they are.
   np.testing.assert_array_equal(
-    _enlarged(np.diag([256] * 8), 16)[:4, :4],
+    _enlarge(np.diag([256] * 8), 16)[:4, :4],
     [[256, 192, 64, 0], [192, 160, 96, 48], [64, 96, 160, 144], [0, 48, 144, 160]],
   )

@@ -136,7 +136,7 @@ def test_sample_of_nothing():
   priority, label = jnp.linspace(0, 1, 9), jnp.full(9, -1)
   drawn = assign.sample(priority, label, 12, 0.5)
   assert not drawn.valid.any()
-  assert (assign.sampled_labels(drawn, 9) == -1).all()
+  assert (assign.labels_of_sample(drawn, 9) == -1).all()
 
 
 @pytest.mark.parametrize('i', range(4))
@@ -159,7 +159,7 @@ def test_sample(i):
   np.testing.assert_array_equal(index[negative], g[f'sample_neg_{i}'])
   labels = np.full(450, -1)
   labels[g[f'sample_neg_{i}']], labels[g[f'sample_pos_{i}']] = 0, 1
-  np.testing.assert_array_equal(assign.sampled_labels(drawn, 450), labels)
+  np.testing.assert_array_equal(assign.labels_of_sample(drawn, 450), labels)
 
 
 @pytest.mark.parametrize('threshold', [0.5, 0.7])

@@ -1,9 +1,12 @@
-"""Boxes as arrays [..., 4]: their forms, their overlap, and a detector's answers.
+"""Boxes as arrays [..., 4]: conversions, overlaps, and the detections of a model.
 
-Three orders are in use. Models and losses: centre x, centre y, width, height. Corners:
-left, top, right, bottom. Examples (`data.features`): top, left, bottom, right, from 0 to 1
-of the image. Functions of two boxes broadcast: for every pair of N and M boxes call them
-with a[..., :, None, :] and b[..., None, :, :].
+Three orders are in use:
+- centres, in models and losses: centre x, centre y, width, height;
+- corners: left, top, right, bottom;
+- examples (`data.features`): top, left, bottom, right, as fractions of the image.
+
+Functions of two boxes broadcast: for every pair of N and M boxes call them with
+a[..., :, None, :] and b[..., None, :, :].
 """
 
 import jax
@@ -11,37 +14,38 @@ import jax.numpy as jnp
 
 
 def to_corners(boxes: jax.Array) -> jax.Array:
-  """Returns left, top, right, bottom of boxes given by centre, width and height."""
+  """Converts centres to corners."""
   centre, half = boxes[..., :2], boxes[..., 2:] / 2
   return jnp.concatenate([centre - half, centre + half], -1)
 
 
 def to_centres(boxes: jax.Array) -> jax.Array:
-  """Returns centre, width and height of boxes given by left, top, right, bottom."""
+  """Converts corners to centres."""
   low, high = boxes[..., :2], boxes[..., 2:]
   return jnp.concatenate([(low + high) / 2, high - low], -1)
 
 
 def swap_axes(boxes: jax.Array) -> jax.Array:
-  """Returns left, top, right, bottom of top, left, bottom, right, and the reverse."""
+  """Swaps x and y: the order of examples becomes that of corners, and vice versa."""
   return boxes[..., jnp.array([1, 0, 3, 2])]
 
 
 def area(boxes: jax.Array) -> jax.Array:
-  """Returns the areas [...] of boxes given by corners, 0 where the corners cross."""
+  """Returns areas [...], given corners; 0 where the corners cross."""
   return jnp.prod(jnp.maximum(boxes[..., 2:] - boxes[..., :2], 0), -1)
 
 
 def iou(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Returns intersection over union [...] of boxes by corners; 0 where both are empty."""
+  """Returns intersection over union [...], given corners; 0 where both are empty."""
   return _divide(*common_and_union(a, b))
 
 
 def giou(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Returns the generalised intersection over union [...] of boxes by corners, -1 to 1.
+  """Returns generalised intersection over union [...], from -1 to 1, given corners.
 
-  It subtracts the share of the smallest box around both that neither covers, and so falls
-  as separate boxes move apart. Rezatofighi et al., arXiv 1902.09630, algorithm 1.
+  From the IoU it subtracts a penalty: the part of the smallest enclosing box that neither
+  box covers. So it keeps falling as separate boxes move apart. Rezatofighi et al., arXiv
+  1902.09630, algorithm 1.
   """
   common, union = common_and_union(a, b)
   low = jnp.minimum(a[..., :2], b[..., :2])
@@ -51,16 +55,18 @@ def giou(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def postprocess(outputs: dict) -> dict[str, jax.Array]:
-  """Returns detections: 'scores', 'labels', 'valid' [B, Q], 'boxes' [B, Q, 4], maybe 'masks'.
-
-  Boxes are left, top, right, bottom from 0 to 1 of the image: float32 would not hold pixels
-  of large images exactly. Where `valid` is False there is no detection. Masks are
-  probabilities [B, Q, m, m] inside of boxes.
+  """Turns the outputs of a detector into detections.
 
   Args:
-    outputs: of a detector. 'regions' are detections; of 'boxes', see `tasks.detect`, each
-      query is one. Its class is the likeliest other than "no object", its score the
-      probability of that.
+    outputs: the outputs of a two-stage detector, which are detections already, or of a
+      DETR, see `tasks.detect`. There each query is one detection: its class is the
+      likeliest one other than "no object", its score the probability of that class.
+
+  Returns:
+    'scores', 'labels' and 'valid' [B, Q]; 'boxes' [B, Q, 4]; and 'masks' [B, Q, m, m],
+    probabilities inside the boxes, if the model predicts masks. Boxes are corners, as
+    fractions of the image, because float32 cannot hold pixels of large images exactly.
+    Where `valid` is False there is no detection.
   """
   if 'scores' in outputs:
     names = ('scores', 'labels', 'boxes', 'masks')
@@ -74,7 +80,7 @@ def postprocess(outputs: dict) -> dict[str, jax.Array]:
 
 
 def common_and_union(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the areas [...] of the intersection and of the union of boxes by corners."""
+  """Returns the areas [...] of intersection and union, given corners."""
   low = jnp.maximum(a[..., :2], b[..., :2])
   high = jnp.minimum(a[..., 2:], b[..., 2:])
   common = area(jnp.concatenate([low, high], -1))

@@ -1,4 +1,4 @@
-"""Images with labelled boxes and masks drawn on them, by Pillow."""
+"""Draws labelled boxes and masks on images, with Pillow."""
 
 import colorsys
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ import numpy as np
 
 from vit_jax.explain.colours import COLOURS
 
-# Bright colours only: yellow replaces grey, which a dark image would hide.
+# Yellow replaces grey, which would not show on a dark image.
 _COLOURS = (*COLOURS[:-1], '#F0E442')
-# Pixels of the shorter side; a smaller image is enlarged by a whole number.
+# Least pixels of the shorter side. A smaller image is enlarged by a whole factor.
 _LEAST = 400
 
 
 def palette(number: int) -> np.ndarray:
   """Returns a colour for each class, uint8 [number, 3]."""
-  # Hues by the golden ratio are far apart, however many there are.
+  # Steps by the golden ratio keep hues far apart, however many there are.
   hues = [colorsys.hsv_to_rgb(0.618 * k % 1, 0.75, 0.95) for k in range(number)]
   return np.uint8(255 * np.array(hues))
 
@@ -28,16 +28,16 @@ def draw(
   text: float = 1 / 28,
   masks: Sequence[np.ndarray] = (),
 ):
-  """Returns an image with boxes and their labels, the first on top, as a PIL image.
+  """Draws boxes and labels on an image, the first on top; returns a PIL image.
 
   Args:
     image: uint8 [H, W, C], C 1 or 3.
     corners: [n, 4], left, top, right, bottom in pixels.
     labels: n texts.
-    numbers: n whole numbers; boxes with the same number, of one class, have one colour.
-    text: the height of the labels, as a part of the shorter side.
-    masks: n masks bool [H, W], or none. They are drawn first, each half transparent with
-      an edge.
+    numbers: n whole numbers, such as classes. Equal numbers get the same colour.
+    text: height of the labels, as a fraction of the shorter side.
+    masks: n masks bool [H, W], or none. They lie below the boxes, half transparent with
+      an opaque edge.
   """
   from PIL import Image, ImageDraw, ImageFont
 
@@ -54,7 +54,8 @@ def draw(
     colour = _colour(number)
     box = left, top, max(left, right - 1), max(top, bottom - 1)
     pen.rectangle(box, outline=colour, width=line)
-    place = left, max(top, font.size + 2 * line)  # above the box, if there is room
+    # The label stands above the box, if there is room.
+    place = left, max(top, font.size + 2 * line)
     pen.rectangle(pen.textbbox(place, label, font, 'lb'), fill=colour)
     pen.text(place, label, 'black', font, 'lb')
   return out
@@ -65,7 +66,7 @@ def _colour(number: int) -> str:
 
 
 def _paint(image: np.ndarray, mask: np.ndarray, colour: str) -> None:
-  """Blends the pixels of a mask with a colour, in place; those at its edge get all of it."""
+  """Blends a mask's pixels with a colour, in place. Its edge gets the pure colour."""
   inner, width = mask.copy(), max(1, min(mask.shape) // 400)
   for axis in (0, 1):
     for step in (-width, width):

@@ -1,4 +1,4 @@
-"""Boxes and masks of objects in images, in files or arrays, without TensorFlow."""
+"""Detects objects in images from files or arrays, without TensorFlow."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -16,24 +16,23 @@ from vit_jax.weights import Loaded
 
 
 class Detected(NamedTuple):
-  """A detector's Q detections in each image, in the order of the images.
+  """Q detections in each of n images, in the order of the images.
 
-  Those of a DETR are its queries; a two-stage detector may have fewer than Q. Rows of
-  unreadable images are nan, -1 in integers, and not valid.
+  A DETR makes one detection per query; a two-stage detector may find fewer than Q. The
+  rows of an unreadable image are not valid; they hold nan, or -1 in integer arrays.
   """
 
   scores: np.ndarray  # float32 [n, Q], the probability of the class
   labels: np.ndarray  # int32 [n, Q], the likeliest class other than "no object"
-  boxes: np.ndarray  # float64 [n, Q, 4], left, top, right, bottom in pixels
+  boxes: np.ndarray  # float64 [n, Q, 4], corners in pixels of the image
   valid: np.ndarray  # bool [n, Q], False where there is no detection
   sizes: np.ndarray  # int32 [n, 2], heights and widths of the images
   errors: list[str | None]  # why an image could not be read
-  masks: np.ndarray | None = (
-    None  # float32 [n, Q, m, m], probabilities inside the boxes
-  )
+  # float32 [n, Q, m, m], probabilities inside the boxes.
+  masks: np.ndarray | None = None
 
   def mask(self, i: int, q: int) -> np.ndarray:
-    """Returns the mask of detection q in image i, bool [H, W] in the image's pixels."""
+    """Draws the mask of detection q at the size of image i, as bool [H, W]."""
     (mask,) = paste(
       self.masks[i, q][None], self.boxes[i, q][None], tuple(self.sizes[i])
     )
@@ -57,17 +56,17 @@ def inputs(loaded: Loaded, images: Iterable) -> dict:
 def detect_images(
   loaded: Loaded, images: Iterable, *, batch_size: int = 1, pp: str | None = None
 ) -> Detected:
-  """Returns the objects that a detector finds in images, in their own pixels.
+  """Detects objects in images. Boxes are in pixels of the original images.
 
   Args:
     images: paths, bytes, PIL images, or uint8 arrays [H, W, C].
     batch_size: images per step; the last step is padded, for one compilation.
-    pp: preprocessing other than `loaded.pp`. It must not crop or flip, because boxes are
-      fractions of whole images.
+    pp: replaces `loaded.pp`. It must not crop or flip, because boxes are fractions of
+      whole images.
 
   Raises:
-    UserError: for a model that is not a detector, a pipeline that does not fit the model
-      or crops, one image where a list is expected.
+    UserError: the model is not a detector, the pipeline crops or does not fit the model,
+      or `images` is a single image.
   """
   inference.check_images(images, batch_size)
   if loaded.model.family.outputs != 'regions':
@@ -81,7 +80,7 @@ def detect_images(
 
   preprocess = SingleImage(pp, masks=True)
   rows, errors = inference.run(loaded, images, preprocess, batch_size, function)
-  # float32 would not hold the pixels of large images exactly.
+  # float32 cannot hold pixels of large images exactly.
   scale = np.tile(rows['sizes'][:, None, ::-1], 2)
   rows['boxes'] = rows['boxes'].astype(np.float64) * scale
   return Detected(**rows, errors=errors)

@@ -1,4 +1,4 @@
-"""COCO's twelve numbers for boxes or masks, by pycocotools (the extra `detection`)."""
+"""COCO's twelve numbers for boxes or masks, computed by pycocotools."""
 
 import contextlib
 import io
@@ -9,10 +9,12 @@ from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Detections, Truth
 
 KINDS = ('bbox', 'segm')
-# The twelve numbers in COCO's order. AP: IoU 0.50 to 0.95 or as named, 100 detections per
-# image and category; areas below 32 x 32 pixels are small, above 96 x 96 large.
+# The twelve numbers in COCO's order. AP is the mean over IoU 0.50 to 0.95, unless named,
+# with 100 detections per image and category. Areas below 32 x 32 pixels are small, above
+# 96 x 96 large.
 NAMES = ('ap', 'ap50', 'ap75', 'ap_small', 'ap_medium', 'ap_large')
 NAMES += ('ar_1', 'ar_10', 'ar_100', 'ar_small', 'ar_medium', 'ar_large')
+# The numbers that are also measured for each category.
 OF_CLASS = ('ap', 'ap50', 'ap75')
 
 
@@ -22,13 +24,14 @@ def measure(
   """Measures detections in the images of a ground truth.
 
   Args:
-    kind: 'bbox' compares boxes; 'segm' compares masks, which both must have. The areas
-      of the truth are as annotated.
+    truth: the annotated objects. Areas are taken from the annotations.
+    detections: the detected objects.
+    kind: 'bbox' compares boxes; 'segm' compares masks, which both sides must have.
 
   Returns:
-    ({name: number} of the twelve; float64 [K, 3], the numbers OF_CLASS of each category;
-    float64 [2, 101], the mean precision of the categories at IoU 0.50 and 0.75, by recall
-    0, 0.01, ...). -1 where no object counts.
+    ({name: number} for the twelve NAMES; float64 [K, 3], the numbers OF_CLASS for each
+    category; float64 [2, 101], precision averaged over categories, at IoU 0.50 and 0.75,
+    for recall 0, 0.01, ...). A number is -1 if there is no object to measure it with.
 
   Raises:
     UserError: without pycocotools.
@@ -54,12 +57,13 @@ def measure(
 
 
 def _dataset(truth: Truth, objects: Truth | Detections, kind: str):
-  """Returns pycocotools' COCO with the objects; places stand for ids."""
+  """Builds pycocotools' COCO object. Ids are positions in the columns."""
   from pycocotools.coco import COCO
 
   number = len(objects.image)
   columns = {
-    'id': range(1, number + 1),  # COCOeval reads the id 0 as "no match"
+    # From 1, because COCOeval reads the id 0 as "no match".
+    'id': range(1, number + 1),
     'image_id': objects.image.tolist(),
     'category_id': objects.category.tolist(),
     'iscrowd': [0] * number,

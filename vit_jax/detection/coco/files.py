@@ -1,4 +1,4 @@
-"""Ground truth in COCO's JSON format, checked as it is read, and detections to write."""
+"""Reads ground truth in COCO's JSON format, and writes detections in its format."""
 
 import json
 import math
@@ -17,10 +17,10 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
   """Reads a ground truth, such as instances_val2017.json.
 
   Args:
-    masks: whether to read the masks, too; then images need their height and width.
+    masks: whether to read masks as well. They need each image's height and width.
 
   Raises:
-    UserError: for a file that is not of the format; it names the entry.
+    UserError: the file has another format. The error names the entry.
   """
   try:
     with open(path, encoding='utf-8') as file:
@@ -69,7 +69,7 @@ def truth(path: str | os.PathLike, masks: bool = False) -> Truth:
 
 
 def results(truth: Truth, detections: Detections) -> list[dict]:
-  """Returns detections in COCO's format of results, with their masks if they have any."""
+  """Returns detections in COCO's format of results, with masks if there are any."""
   columns = detections.image, detections.category, detections.boxes, detections.scores
   rows = [
     {
@@ -86,7 +86,7 @@ def results(truth: Truth, detections: Detections) -> list[dict]:
 
 
 def _rows(path, content, key: str, read: Callable) -> list[tuple]:
-  """Returns `read(row)` of every row; UserError names the row for which it fails."""
+  """Reads every row of a list; raises UserError naming the row that cannot be read."""
   rows = content.get(key) if isinstance(content, dict) else None
   if not isinstance(rows, list):
     raise UserError(f'{path}: expected an object with the list {key!r}.')

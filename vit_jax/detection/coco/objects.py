@@ -1,4 +1,4 @@
-"""The objects in images, annotated or detected, as columns."""
+"""Objects in images, annotated or detected, stored as columns."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-  """The n objects in I images, of K categories.
+  """The annotated objects: n objects of K categories in I images.
 
   Attributes:
-    image_ids, category_ids: as in the file, sorted.
-    file_names: of the images; '' where the file has none.
+    image_ids, category_ids: ids in the file, sorted.
+    file_names: names of the images; '' where the file has none.
     sizes: int64 [I, 2], heights and widths; 0 where the file has none.
-    class_names: of the categories.
-    image, category: int64 [n], places in `image_ids` and `category_ids`.
+    class_names: names of the categories.
+    image, category: int64 [n], positions in `image_ids` and `category_ids`.
     boxes: float64 [n, 4], left, top, width, height in pixels.
-    areas: float64 [n], as annotated: of the masks, not the boxes.
-    crowd: bool [n], a region with many objects.
-    masks: run lengths of the n masks, see `rle`; None if they were not read.
+    areas: float64 [n], as annotated, which means the area of the mask.
+    crowd: bool [n], whether the annotation is a region with many objects.
+    masks: n masks as run lengths, see `rle`; None if they were not read.
   """
 
   image_ids: list
@@ -35,12 +35,13 @@ class Truth:
   masks: Sequence[dict] | None = None
 
   @classmethod
-  def of_source(cls, source, boxes, **columns) -> 'Truth':
-    """Returns the truth of a source without a file, by its classes.
+  def from_source(cls, source, boxes, **columns) -> 'Truth':
+    """Makes the truth of a source that has no annotation file.
 
     Args:
-      source: with `num_classes`, `class_names` and a length.
+      source: gives `num_classes`, `class_names` and the number of images.
       boxes: float64 [n, 4], top, left, bottom, right in pixels.
+      **columns: the other attributes.
     """
     top, left, bottom, right = boxes.T
     classes = list(range(source.num_classes))
@@ -53,9 +54,9 @@ class Truth:
       **columns,
     )
 
-  def of_images(self, rows: np.ndarray) -> 'Truth':
-    """Returns the truth of some images, by their places, in that order, also twice."""
-    groups = grouped(self.image, len(self.image_ids))
+  def select(self, rows: np.ndarray) -> 'Truth':
+    """Returns the truth of the images at positions `rows`, which may repeat."""
+    groups = group_by_image(self.image, len(self.image_ids))
     objects = [groups[i] for i in rows]
     keep = np.concatenate([np.zeros(0, np.int64), *objects])
     return dataclasses.replace(
@@ -74,11 +75,11 @@ class Truth:
 
 @dataclasses.dataclass(frozen=True)
 class Detections:
-  """The n objects that a detector predicts; the attributes are as in `Truth`.
+  """The n objects that a detector predicts; columns as in `Truth`.
 
   Attributes:
     scores: float64 [n].
-    boxes: None if the detections have masks alone.
+    boxes: None if the detections have masks only.
   """
 
   image: np.ndarray
@@ -88,11 +89,12 @@ class Detections:
   masks: Sequence[dict] | None = None
 
 
-def grouped(image: np.ndarray, number: int) -> list[np.ndarray]:
-  """Returns the places of each image's objects, in their order.
+def group_by_image(image: np.ndarray, number: int) -> list[np.ndarray]:
+  """Returns, for each image, the positions of its objects in ascending order.
 
   Args:
-    image: int [n], the image of each object, from 0 to `number` - 1.
+    image: int [n], the image of each object.
+    number: the number of images.
   """
   order = np.argsort(image, kind='stable')
   return np.split(order, np.searchsorted(image[order], np.arange(1, number)))

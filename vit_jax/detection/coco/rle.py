@@ -1,7 +1,7 @@
-"""Masks as pycocotools has them: {'size': [H, W], 'counts': bytes}, run lengths.
+"""Masks as run lengths, as in pycocotools: {'size': [H, W], 'counts': bytes}.
 
-The lengths are of the runs of pixels down the first column, down the second, and so on,
-the first run of zeros (it may be empty), the next of ones.
+Pixels are read down the first column, then down the second, and so on. The lengths are
+those of runs of equal pixels: the first run is of zeros (it may be empty), the next of ones.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,14 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-_CHARACTERS = 7  # Most characters of a number in compressed form
-_FAR = 1_000_000  # pixels: pycocotools takes 80 bytes for each of an outline's length
+# Most characters of a number in the compressed form.
+_CHARACTERS = 7
+# Most pixels of an outline's length: pycocotools takes 80 bytes for each.
+_FAR = 1_000_000
 
 
 def encode(mask: np.ndarray) -> dict:
-  """Returns the run lengths of a mask, bool [H, W]; in NumPy, without pycocotools."""
+  """Encodes a mask, bool [H, W], as run lengths, without pycocotools."""
   columns = np.flatnonzero(mask.any(0))
   first, last = (columns[0], columns[-1] + 1) if len(columns) else (0, 0)
   pixels = mask[:, first:last].T.reshape(-1)
@@ -34,7 +36,7 @@ def encode(mask: np.ndarray) -> dict:
 
 
 def decode(runs: dict) -> np.ndarray:
-  """Returns the mask of run lengths as `encode` gives them, bool [H, W]."""
+  """Decodes run lengths to a mask, bool [H, W]; the inverse of `encode`."""
   height, width = runs['size']
   counts = runs['counts']
   lengths = _lengths(counts.encode() if isinstance(counts, str) else counts)
@@ -43,16 +45,16 @@ def decode(runs: dict) -> np.ndarray:
 
 
 def areas(masks: Sequence[dict]) -> np.ndarray:
-  """Returns the number of pixels of each mask, int64 [n]."""
-  # One by one: pycocotools 2.0.11 cannot count more than 255 at a time.
+  """Counts the pixels of each mask, int64 [n]."""
+  # One at a time, because pycocotools 2.0.11 fails for more than 255 masks.
   return np.array([library().area(mask) for mask in masks], np.int64)
 
 
 def read(segmentation, height: int, width: int) -> dict:
-  """Returns the run lengths of a 'segmentation' in COCO's JSON.
+  """Reads a 'segmentation' of COCO's JSON as run lengths.
 
-  Run lengths and corners are checked first, because pycocotools trusts its input. It
-  counts the pixels of an image in 32 bits.
+  Checks run lengths and corners first, because pycocotools trusts its input and counts
+  pixels in 32 bits.
 
   Args:
     segmentation: polygons [[x, y, x, y, x, y, ...], ...], or {'size', 'counts'} with
@@ -74,40 +76,43 @@ def read(segmentation, height: int, width: int) -> dict:
       raise ValueError(f'its run lengths do not fill {height} x {width} pixels')
     return mask_lib.frPyObjects({'size': size, 'counts': counts}, height, width)
   corners = [np.array(part, np.float64).reshape(-1, 2) for part in segmentation]
-  with np.errstate(over='ignore', invalid='ignore'):  # the length will not be finite
-    # From the origin around each polygon.
+  # Overflow makes the length infinite or NaN, which the check below refuses.
+  with np.errstate(over='ignore', invalid='ignore'):
+    # Steps from the origin to the first corner, then around each polygon.
     steps = [np.diff(part, axis=0, prepend=0, append=part[:1]) for part in corners]
     length = sum(np.abs(each).max(1).sum() for each in steps)
   if not corners or min(map(len, corners)) < 3 or not length <= _FAR:
     raise ValueError(
-      f'a polygon has three corners or more, and outlines have {_FAR:,} pixels at most'
+      f'a polygon needs at least three corners and an outline of at most {_FAR:,} pixels'
     )
   polygons = [part.reshape(-1).tolist() for part in corners]
   return mask_lib.merge(mask_lib.frPyObjects(polygons, height, width))
 
 
 def _lengths(text: bytes) -> list[int]:
-  """Returns the run lengths of COCO's compressed form.
+  """Decodes COCO's compressed run lengths.
 
-  A character holds 5 bits above its code of 48, the lowest first, and a sixth where the
-  number goes on. From the fourth number on, it is the difference to the last but one.
+  A number takes one or more characters, lowest bits first. A character is 48 plus 5 bits
+  of the number, plus 32 if another character follows. From the fourth number on, the
+  difference to the number two places before is stored.
   """
   codes = np.frombuffer(text, np.uint8).astype(np.int64) - 48
   last = np.flatnonzero(codes & 32 == 0)
   first = np.concatenate([[0], last[:-1] + 1])
   sizes = last - first + 1 if len(last) else np.array([len(codes)])
   if sizes.sum() < len(codes) or sizes.max() > _CHARACTERS or not len(last):
-    raise ValueError('its run lengths are not complete, or too long')
+    raise ValueError('its run lengths are incomplete or too long')
   place = np.arange(len(codes)) - np.repeat(first, sizes)
   lengths = np.add.reduceat((codes & 31) << 5 * place, first)
-  lengths -= (lengths >> 5 * sizes - 1) << 5 * sizes  # the highest bit is the sign
+  # The highest bit is the sign.
+  lengths -= (lengths >> 5 * sizes - 1) << 5 * sizes
   for start in (1, 2):
     lengths[start::2] = np.cumsum(lengths[start::2])
   return lengths.tolist()
 
 
 def library():
-  """Returns pycocotools' module of masks; UserError without it."""
+  """Imports pycocotools' module of masks; raises UserError without the package."""
   try:
     from pycocotools import mask
   except ImportError:

@@ -1,4 +1,4 @@
-"""Images and objects in the format of COCO, on disk."""
+"""The source `coco:`, images and objects on disk in COCO's format."""
 
 import concurrent.futures
 import io
@@ -11,7 +11,7 @@ from vit_jax.data import image_file
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.detection.coco import files, rle
-from vit_jax.detection.coco.objects import Truth, grouped
+from vit_jax.detection.coco.objects import Truth, group_by_image
 from vit_jax.detection.data import objects
 from vit_jax.errors import BadImage
 
@@ -21,20 +21,20 @@ _ANNOTATIONS = re.compile(r'instances_(\w+)\.json')
 class Coco(objects.Objects):
   """`coco:ROOT`, or `coco:ANNOTATIONS.json,IMAGE_FOLDER`.
 
-  ROOT is a folder as COCO is unpacked: annotations/instances_NAME.json beside folders NAME
-  of images, for the splits NAME, such as 'val2017'. A single file is one split, 'train'.
-  Images are in the order of their ids.
+  ROOT is COCO as it unpacks: a split NAME, such as 'val2017', is the file
+  annotations/instances_NAME.json and the folder NAME of images. With a single file the one
+  split is 'train'. Images are in the order of their ids.
 
-  Every image of the file must be in the folder. One of another size than annotated is a
-  bad image. Boxes are cut off at the border of the image; those without an area are left
-  out and counted; crowds are not trained on. An image without objects is an example like
-  any other.
+  Every image of the file must be in the folder. An image whose size differs from the
+  annotation is a bad image; one without objects is an ordinary example. Boxes are clipped
+  at the border of the image. Boxes without an area and crowds are left out; the source's
+  remarks count them.
 
   Args:
-    target: see above.
+    target: ROOT, or ANNOTATIONS.json,IMAGE_FOLDER.
     split: a split expression, see `splits`.
-    masks: whether examples have their objects' masks, too, see `objects.of_masks`. Then
-      objects whose mask has no pixel inside the image are left out and counted.
+    masks: whether examples also have masks, see `objects.encode_masks`. Objects whose mask
+      has no pixel inside the image are then left out and counted.
   """
 
   def __init__(self, target: str, split: str, *, masks: bool = False):
@@ -43,7 +43,7 @@ class Coco(objects.Objects):
     names = {name for name, _, _ in splits.parse(split)}
     if len(names) > 1:
       raise ValueError(
-        f'{self.name}: the split {split!r} is of several files: take one, or a mixture'
+        f'{self.name}: the split {split!r} names several files: name one, or use a mixture'
       )
     (name,) = names
     splits.check_name(name, places, self.name)
@@ -52,7 +52,7 @@ class Coco(objects.Objects):
     sizes = {name: len(whole.image_ids)}
     parts = splits.select(split, sizes, self.name)
     self._rows = np.concatenate([rows for _, rows in parts])
-    self._truth = truth = whole.of_images(self._rows)
+    self._truth = truth = whole.select(self._rows)
     self._check()
     self.class_names = truth.class_names
     self.num_classes = len(truth.class_names)
@@ -86,10 +86,10 @@ class Coco(objects.Objects):
   def truth(self, masks: bool = False) -> Truth:
     if not masks or self._truth.masks is not None:
       return self._truth
-    return files.truth(self._file, masks=True).of_images(self._rows)
+    return files.truth(self._file, masks=True).select(self._rows)
 
   def _check(self) -> None:
-    """Raises ValueError for images without a size or a file."""
+    """Raises ValueError if an image has no size or no file."""
     truth = self._truth
     if (lacking := (truth.sizes < 1).any(1)).any():
       image_id = truth.image_ids[lacking.argmax()]
@@ -130,7 +130,9 @@ class Coco(objects.Objects):
     self.remarks = ', '.join(f'{n:,} {noun}' for noun, n in counts.items() if n)
     rows = np.flatnonzero(keep)
     fractions = (inside / np.tile(sizes, 2)).astype(np.float32)
-    self._objects = [rows[group] for group in grouped(truth.image[rows], len(self))]
+    self._objects = [
+      rows[group] for group in group_by_image(truth.image[rows], len(self))
+    ]
     self._boxes = [fractions[group] for group in self._objects]
     self._labels = [truth.category[group].astype(np.int32) for group in self._objects]
     self.lengths = {'boxes': np.array([len(group) for group in self._objects])}
@@ -145,7 +147,7 @@ class Coco(objects.Objects):
     try:
       with Image.open(io.BytesIO(data)) as image:
         shape = [image.height, image.width]
-    except Exception:  # decoding reports it
+    except Exception:  # the decoder will report it
       return {'image': data}
     if shape != (expected := self._truth.sizes[index].tolist()):
       size = '{} x {}'.format
@@ -153,7 +155,7 @@ class Coco(objects.Objects):
     if (masks := self._truth.masks) is None:
       return {'image': data}
     shown = (rle.decode(masks[row]) for row in self._objects[index])
-    return {'image': data, **objects.of_masks(shown)}
+    return {'image': data, **objects.encode_masks(shown)}
 
 
 def _splits(target: str) -> dict[str, tuple[str, str]]:

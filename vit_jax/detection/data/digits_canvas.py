@@ -1,4 +1,4 @@
-"""The source 'digits_canvas': bundled digits on canvases, with exact boxes and masks."""
+"""The source `digits_canvas`: bundled digits on canvases, with exact boxes and masks."""
 
 import numpy as np
 
@@ -10,32 +10,34 @@ from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Truth
 from vit_jax.detection.data import objects
 
-_SIDE, _MOST = 64, 4  # pixels of a canvas, and digits on it
+_SIDE, _MOST = 64, 4  # pixels of a canvas's side, and most digits on it
 _SIZES = {'train': 10_000, 'test': 1_000}
 _TRIES = 8  # random places to try for a digit
-_PER_DIGIT = 2 + 2 * _TRIES
-_INK = 64  # the least ink, of 255, in a digit's mask
-# Above any 32-bit seed: augmentations take numbers with the seed of the run.
+_PER_DIGIT = 2 + 2 * _TRIES  # random numbers per digit: which, its size, and places
+_INK = 64  # least ink, of 255, of a pixel in a digit's mask
+# The key of the random numbers. It lies above any 32-bit seed, because augmentations use
+# the seed of the run as their key.
 _TAG = 0xD161 << 40
 
 
 class DigitsCanvas(objects.Objects):
   """Canvases with 1 to 4 handwritten digits, uint8 [64, 64, 1].
 
-  Each digit is one of the 1,797 of the source 'digits', of the same split, enlarged from
-  8 x 8 pixels to 0.2 to 0.45 of the canvas's side and put where it overlaps with no other.
-  Its mask is the pixels with a quarter or more of full ink, its box the smallest around
-  these: both are exact. Digits are bright on a dark ground of varying levels.
+  Each digit comes from the same split of the source 'digits', which has 1,797. It is
+  enlarged from 8 x 8 pixels to between 0.2 and 0.45 of the canvas's side, and placed where
+  it overlaps no other. Its mask holds the pixels with at least a quarter of full ink; its
+  box is the smallest around the mask. Both are exact. Digits are bright, on a dark ground
+  of varying brightness.
 
-  An example is a function of its split and number alone, computed in integers, the same on
-  every machine. 'train' has 10,000 canvases, 'test' 1,000.
+  An example depends on its split and number only. It is computed in integers, so that it is
+  the same on every machine. 'train' has 10,000 canvases, 'test' 1,000.
 
   Args:
-    target: '', there is nothing to name.
+    target: must be ''.
     split: a split expression, see `splits`.
     segments: whether an example also has 'segments', uint8 [64, 64]: 0 for the
       background, 1 + digit for a digit's mask.
-    masks: whether it also has the digits' masks, see `objects.of_masks`.
+    masks: whether an example also has the digits' masks, see `objects.encode_masks`.
   """
 
   def __init__(
@@ -59,7 +61,7 @@ class DigitsCanvas(objects.Objects):
       )
     if masks:
       self.features |= objects.MASKS
-    # Without masks as it was before there were any.
+    # The option `masks` is newer: without it, fingerprints stay as they were.
     options = (segments, masks) if masks else (segments,)
     self.fingerprint = fingerprint(('digits_canvas 1', _SIDE, _MOST, split, *options))
 
@@ -85,14 +87,14 @@ class DigitsCanvas(objects.Objects):
         for _, mask, label in pasted:
           example['segments'][mask] = 1 + label
       if self._masks:
-        example |= objects.of_masks(mask for _, mask, _ in pasted)
+        example |= objects.encode_masks(mask for _, mask, _ in pasted)
       out.append(example)
     return out
 
   def truth(self, masks: bool = False) -> Truth:
     every = [(i, *digit) for i in range(len(self)) for digit in self._canvas(i)[1]]
     image, boxes, shapes, labels = zip(*every, strict=True)
-    return Truth.of_source(
+    return Truth.from_source(
       self,
       np.array(boxes, np.float64),
       sizes=np.full((len(self), 2), _SIDE),
@@ -104,20 +106,21 @@ class DigitsCanvas(objects.Objects):
     )
 
   def _canvas(self, index: int) -> tuple[np.ndarray, list]:
-    """Returns (uint8 [64, 64], [(box int (t, l, b, r), mask [64, 64], label)])."""
+    """Draws a canvas: (uint8 [64, 64], [(box (t, l, b, r), mask [64, 64], label)])."""
     name, row = self._rows[index]
     position = (list(_SIZES).index(name) << 32) + row
     counts = (3, *[_PER_DIGIT] * _MOST)
     (numbers,) = philox.uniforms(_TAG, [position], counts)
     u = numbers[:3].astype(np.float64)
-    ground, contrast = int(80 * u[1]), 128 + int(48 * u[2])  # their sum is below 255
+    # The sum of both stays below 255.
+    ground, contrast = int(80 * u[1]), 128 + int(48 * u[2])
     canvas = np.full((_SIDE, _SIDE), ground, np.int64)
     pasted: list = []
     number, digits = 1 + int(u[0] * _MOST), self._digits[name]
     for v in numbers[3:].reshape(_MOST, _PER_DIGIT)[:number].astype(np.float64):
       which = int(v[0] * len(digits))
       side = int((0.2 + 0.25 * v[1]) * _SIDE)
-      ink = _enlarged(digits.images[which, ..., 0].astype(np.int64), side)
+      ink = _enlarge(digits.images[which, ..., 0].astype(np.int64), side)
       shape = ink >= _INK
       rows, columns = (np.flatnonzero(shape.any(axis)) for axis in (1, 0))
       for y, x in (v[2:].reshape(_TRIES, 2) * (_SIDE - side + 1)).astype(int):
@@ -126,7 +129,7 @@ class DigitsCanvas(objects.Objects):
           mask = np.zeros(canvas.shape, bool)
           mask[y : y + side, x : x + side] = shape
           window = canvas[y : y + side, x : x + side]
-          # Faint ink outside of a box may reach into another; the brighter pixel stays.
+          # Faint ink outside of a box may reach into another box: keep the brighter pixel.
           np.maximum(window, ground + ink * contrast // 255, out=window)
           pasted.append((box, mask, int(digits.labels[which])))
           break
@@ -137,13 +140,15 @@ def _disjoint(a: tuple, b: tuple) -> bool:
   return a[0] >= b[2] or b[0] >= a[2] or a[1] >= b[3] or b[1] >= a[3]
 
 
-def _enlarged(image: np.ndarray, side: int) -> np.ndarray:
-  """Returns an image of integers [8, 8] as [side, side], bilinear, in integers.
+def _enlarge(image: np.ndarray, side: int) -> np.ndarray:
+  """Enlarges an image of integers [8, 8] to [side, side], bilinearly, in integers.
 
-  Half-pixel centres; weights are 256ths, so that no machine rounds differently.
+  Pixel centres are at half pixels. Weights are multiples of 1/256, so that every machine
+  rounds alike.
   """
   number = len(image)
-  at = (2 * np.arange(side) + 1) * number * 128 // side - 128  # 256ths of a pixel
+  # Positions in the small image, in 256ths of a pixel.
+  at = (2 * np.arange(side) + 1) * number * 128 // side - 128
   at = np.clip(at, 0, 256 * (number - 1))
   low, part = at // 256, at % 256
   weights = np.zeros((side, number), np.int64)

@@ -20,13 +20,15 @@ _NAMES = 'classes.txt'
 class Masks(folder.Folder):
   """`masks:ROOT`: ROOT/SPLIT/images/**/NAME.jpg with ROOT/SPLIT/masks/**/NAME.png.
 
-  ROOT/images and ROOT/masks are one split, 'train'. A mask is a PNG with 8 bits a pixel,
-  gray or with a palette: the number of the class, 255 where a pixel does not count. It has
-  the size of its upright image; an image with another one is a bad image. Names of splits,
-  and the order of the images, are as those of `folder:`.
+  ROOT/images and ROOT/masks without splits are one split, 'train'. Names of splits and the
+  order of images are as in `folder:`.
 
-  ROOT/classes.txt has the name of class 0, 1, ... in its lines. Without that file the
-  number of classes is config.model.num_classes.
+  A mask is a PNG with 8 bits per pixel, gray or with a palette. Its pixels are class
+  numbers; 255 marks a pixel that does not count. The mask has the size of its image, after
+  the image is rotated upright; otherwise the image is a bad image.
+
+  Line k of ROOT/classes.txt, from 0, is the name of class k. Without that file
+  config.model.num_classes says how many classes there are.
 
   Args:
     target: ROOT.
@@ -40,21 +42,21 @@ class Masks(folder.Folder):
 
   def __init__(self, target: str, split: str):
     super().__init__(target, split)
-    self.labels = None  # images as a whole have none
+    self.labels = None  # pixels have labels, whole images have none
 
   def read(self, indices: np.ndarray) -> list[dict]:
     return list(self._pool.map(self._example, indices))
 
   def _example(self, index: int) -> dict:
     try:
-      mask = _mask_of(self._paths[index].replace('images', 'masks', 1))
+      mask = _mask_path(self._paths[index].replace('images', 'masks', 1))
       segments = self._segments(os.path.join(self._root, mask))
       return {'image': image_file.read(self.name_of(index)), 'segments': segments}
     except BadImage as error:
       return {'error': str(error)}
 
   def _segments(self, path: str) -> np.ndarray:
-    """Returns uint8 [H, W]; UserError for a number that is no class."""
+    """Reads a mask, uint8 [H, W]; raises UserError for a number that is not a class."""
     from PIL import Image
 
     data = image_file.read(path)
@@ -64,13 +66,13 @@ class Masks(folder.Folder):
     except Exception as error:  # Pillow raises many types on broken files
       raise BadImage(f'its mask: {error}') from None
     if mode not in ('1', 'L', 'P'):
-      raise BadImage(f'its mask has the mode {mode}, not one class a pixel of 8 bits')
+      raise BadImage(f'its mask has the mode {mode}, expected 8 bits per pixel')
     segments = segments.astype(np.uint8)
     if self.num_classes is not None:
       labels = segments[segments != IGNORED]
       if (most := labels.max(initial=0)) >= self.num_classes:
         raise UserError(
-          f'{path} has the class {most}, and {_NAMES} names {self.num_classes}, from 0.'
+          f'{path} has the class {most}, but {_NAMES} names {self.num_classes}, from 0.'
         )
     return segments
 
@@ -82,14 +84,14 @@ class Masks(folder.Folder):
       self.num_classes = len(names)
 
   def _scan(self, directory: str, left_out: Counter, misplaced: Counter) -> list:
-    """Returns a split's (path below the root, 0) in its order; see `Folder`."""
+    """Lists the images of a split as (path below the root, 0), see `Folder`."""
     del misplaced
     places = [os.path.join(directory, name) for name in ('images', 'masks')]
     if missing := [place for place in places if not os.path.isdir(place)]:
       raise UserError(f'{self.name}: no such folder: {missing[0]!r}.')
     (images, others), (masks, _) = map(folder.images_below, places)
     left_out.update(others)
-    if missing := sorted({*map(_mask_of, images)} - {*masks}):
+    if missing := sorted({*map(_mask_path, images)} - {*masks}):
       raise UserError(
         f'{self.name}: {len(missing):,} of {len(images):,} images have no mask; the first '
         f'is {os.path.join(places[1], missing[0])!r}.'
@@ -100,5 +102,5 @@ class Masks(folder.Folder):
     return folder.sort_by_hash((os.path.join(prefix, 'images', x), 0) for x in images)
 
 
-def _mask_of(image: str) -> str:
+def _mask_path(image: str) -> str:
   return f'{os.path.splitext(image)[0]}.png'

@@ -1,9 +1,9 @@
-"""Ops of detection: DETR's sizes and crops, large jitter, and canvases of one size.
+"""Ops for detection: DETR's sizes and crops, large-scale jitter, and canvases.
 
-All work on one example at a time. Boxes are fractions of height and width, so resizing
-does not change them. A crop moves them with the pixels, cuts them off at its border, and
-drops boxes without an area left, with their labels and masks. The extents of masks move
-likewise, but are not cut off: they may reach below 0 and above 1, as the masks do.
+Each op works on one example. Boxes are fractions of height and width, so resizing does not
+change them. A crop moves boxes with the pixels and clips them at its border. Boxes without
+an area left are dropped, with their labels and masks. The extents of masks move too, but
+are not clipped: like the masks they may reach below 0 and above 1.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,15 @@ from vit_jax.data.ops import arguments, geometry, numpy_ops
 from vit_jax.data.ops.registry import Twins, op
 from vit_jax.errors import BadImage
 
-# Section 4 of the paper, arXiv 2005.12872: the shorter side is 480 to 800, the longer at
-# most 1333. In its code the shorter side is 400, 500 or 600 when the crop is taken.
+# Section 4 of DETR, arXiv 2005.12872: the shorter side has 480 to 800 pixels, the longer at
+# most 1333. In the authors' code the shorter side has 400, 500 or 600 before a crop.
 SIZES = tuple(range(480, 801, 32))
 LONGEST, FIRST, SIDES = 1333, (400, 500, 600), (384, 600)
 _CROPPED = ('image', 'boxes', 'label', 'masks', 'extents')
-_LEAST = 1e-6  # A box's sides, as parts of the image's: float32 rounds by less.
-# A side, or several of which one is drawn.
+# Boxes with a shorter side, as a fraction of the image's, are dropped. Rounding to float32
+# is smaller.
+_LEAST_SIDE = 1e-6
+# A side, or several: then one is drawn at random.
 Sizes = arguments.Side | Annotated[Sequence[arguments.Side], nonempty]
 
 
@@ -31,13 +33,13 @@ Sizes = arguments.Side | Annotated[Sequence[arguments.Side], nonempty]
 def detr_resize(sizes: Sizes = SIZES, longest: arguments.Side = LONGEST):
   """Resizes the shorter side to one of `sizes`, at random; bilinear, antialiased.
 
-  The aspect ratio stays, and the other side is rounded down. Both are smaller where the
-  longer would exceed `longest`. `detr_resize(800)` is DETR's preprocessing in evaluation.
+  The aspect ratio stays; the longer side is rounded down. If it would exceed `longest`, both
+  sides shrink to fit. `detr_resize(800)` is DETR's preprocessing in evaluation.
   """
-  sizes = _several(sizes)
+  sizes = _as_tuple(sizes)
 
   def apply(images, u):
-    return _resized(images, sizes, longest, u)
+    return _resize(images, sizes, longest, u)
 
   def array(image):
     height, width = _sides(*image.shape[:2], sizes[0], longest)
@@ -56,41 +58,42 @@ def detr_crop(
   first: Sizes = FIRST,
   sides: Annotated[tuple[arguments.Side, arguments.Side], arguments.ascending] = SIDES,
 ):
-  """DETR's training sizes: `detr_resize(sizes, longest)`, half of the time after a crop.
+  """DETR's augmentation: `detr_resize(sizes, longest)`, half of the time after a crop.
 
-  Before the crop the shorter side becomes one of `first`. The height and the width of the
-  crop are drawn independently, whole numbers within `sides` = (least, most) and at most
-  the image's. (Section 4: "crop to a random rectangular patch".)
+  Before the crop the shorter side is resized to one of `first`. Height and width of the
+  crop are drawn independently within `sides` = (least, most), and never exceed the image.
+  (Section 4: "crop to a random rectangular patch".)
   """
-  sizes, first = _several(sizes), _several(first)
+  sizes, first = _as_tuple(sizes), _as_tuple(first)
   least, most = sides
 
   def apply(features, u):
     tf = lazy_tf.load()
 
-    def cropped():
-      image = _resized(features['image'], first, arguments.MAX_SIDE, u[1:2])
-      side = lambda n, v: _whole(v, tf.minimum(least, n), tf.minimum(most, n))
+    def crop():
+      image = _resize(features['image'], first, arguments.MAX_SIDE, u[1:2])
+      side = lambda n, v: _draw_int(v, tf.minimum(least, n), tf.minimum(most, n))
       H, W = geometry.height_width(image)
       height, width = side(H, u[3]), side(W, u[4])
-      y, x = _whole(u[5], 0, H - height), _whole(u[6], 0, W - width)
-      objects = _inside(features, (H, W), (y, x), (height, width))
+      y, x = _draw_int(u[5], 0, H - height), _draw_int(u[6], 0, W - width)
+      objects = _crop_objects(features, (H, W), (y, x), (height, width))
       return {'image': image[y : y + height, x : x + width], **objects}
 
-    out = tf.cond(u[0] < 0.5, cropped, lambda: features)
-    return {**out, 'image': _resized(out['image'], sizes, longest, u[2:3])}
+    out = tf.cond(u[0] < 0.5, crop, lambda: features)
+    return {**out, 'image': _resize(out['image'], sizes, longest, u[2:3])}
 
   return apply
 
 
 @op('lsj', draws=2, maps=_CROPPED)
 def lsj(size: arguments.Size = 1024, scale: arguments.Interval = (0.1, 2.0)):
-  """Large-scale jitter: resizes by a random factor, and crops what is larger than (h, w).
+  """Large-scale jitter: resizes by a random factor, then crops to at most (h, w).
 
-  arXiv 2012.07177, as detectron2's ResizeScale and FixedSizeCrop: the factor, drawn within
-  `scale`, multiplies the size at which the whole image just fits. One random number places
-  the crop in both directions. `canvas(size)` then pads what is smaller. Where examples have
-  masks, boxes are made anew around what the crop shows of them, up to a cell of the mask.
+  arXiv 2012.07177, as detectron2's ResizeScale and FixedSizeCrop. Factor 1 is the size at
+  which the whole image just fits; the factor is drawn within `scale`. One random number
+  places the crop in both directions. Follow it by `canvas(size)`, which pads smaller images.
+  If an example has masks, its boxes are fitted to the visible part of the masks, up to one
+  cell of a mask.
   """
   target, (low, high) = arguments.size_pair(size), scale
 
@@ -103,7 +106,7 @@ def lsj(size: arguments.Size = 1024, scale: arguments.Interval = (0.1, 2.0)):
     whole = tf.maximum(tf.cast(whole, tf.int32), 1)
     window = tf.minimum(whole, target)
     start = tf.cast(tf.round(tf.cast(whole - window, tf.float32) * u[1]), tf.int32)
-    # Pixels outside of the crop are not computed.
+    # Computes the pixels of the crop only.
     pixels = tf.raw_ops.ScaleAndTranslate(
       images=image[None],
       size=window,
@@ -113,7 +116,7 @@ def lsj(size: arguments.Size = 1024, scale: arguments.Interval = (0.1, 2.0)):
       antialias=True,
     )
     pixels = tf.ensure_shape(pixels[0], [None, None, image.shape[-1]])
-    objects = _inside(features, whole, start, window, tighten=True)
+    objects = _crop_objects(features, whole, start, window, tighten=True)
     return {'image': geometry.to_levels(pixels, image.dtype, clip=False), **objects}
 
   return apply
@@ -121,10 +124,11 @@ def lsj(size: arguments.Size = 1024, scale: arguments.Interval = (0.1, 2.0)):
 
 @op('canvas', maps=('image', 'image_mask'), keeps_positions=True)
 def canvas(size: arguments.Size):
-  """The image at the top left of an (h, w) canvas of zeros; 'image_mask' is 1 on the image.
+  """Puts the image at the top left of an (h, w) canvas of zeros.
 
-  A larger image is a bad image. Boxes stay fractions of the image without its padding, as
-  DETR's are, so only `value_range` may follow.
+  'image_mask' is 1 on the image and 0 on the padding. A larger image is a bad image. Boxes
+  stay fractions of the image without its padding, as in DETR, so only `value_range` may
+  follow.
   """
   height, width = arguments.size_pair(size)
   message = f'canvas: the image is larger than {height}x{width}'
@@ -157,17 +161,19 @@ def canvas(size: arguments.Size):
   return Twins(apply, arrays)
 
 
-def _several(sizes: int | Sequence[int]) -> tuple[int, ...]:
+def _as_tuple(sizes: int | Sequence[int]) -> tuple[int, ...]:
   return (sizes,) if isinstance(sizes, int) else tuple(sizes)
 
 
-def _inside(features: dict, whole, start, size, tighten: bool = False) -> dict:
-  """Returns an example's objects inside a window of its image.
+def _crop_objects(features: dict, whole, start, size, tighten: bool = False) -> dict:
+  """Crops an example's objects to a window of its image.
 
   Args:
-    whole, start, size: (height, width) of the image, the window's first pixel, and its
-      height and width, in pixels of the same image.
-    tighten: whether boxes become those around the masks that the window shows.
+    features: the example.
+    whole: (height, width) of the image.
+    start: (y, x) of the window's first pixel.
+    size: (height, width) of the window.
+    tighten: whether to fit boxes to the visible part of the masks.
   """
   tf = lazy_tf.load()
   out = {k: features[k] for k in _CROPPED[1:] if k in features}
@@ -179,14 +185,14 @@ def _inside(features: dict, whole, start, size, tighten: bool = False) -> dict:
   for name in [name for name in ('boxes', 'extents') if name in out]:
     out[name] = (out[name] * whole - start) / size
   if tighten and 'masks' in out:
-    out['boxes'] = _around(out['masks'], out['extents'])
+    out['boxes'] = _box_masks(out['masks'], out['extents'])
   out['boxes'] = boxes = tf.clip_by_value(out['boxes'], 0, 1)
-  keep = tf.reduce_all(boxes[:, 2:] - boxes[:, :2] > _LEAST, -1)
+  keep = tf.reduce_all(boxes[:, 2:] - boxes[:, :2] > _LEAST_SIDE, -1)
   return {k: tf.boolean_mask(v, keep) for k, v in out.items()}
 
 
-def _around(masks, extents):
-  """Returns the boxes around the cells of masks that cover any of the image; else 1, 1, 0, 0."""
+def _box_masks(masks, extents):
+  """Returns boxes around the visible cells of masks; (1, 1, 0, 0) if none is visible."""
   tf = lazy_tf.load()
   ends = tf.linspace(extents[:, :2], extents[:, 2:], masks.shape[-1] + 1, axis=-1)
   low, high = ends[..., :-1], ends[..., 1:]  # [n, 2, SIDE]
@@ -198,15 +204,15 @@ def _around(masks, extents):
   return tf.concat([first, last], -1)
 
 
-def _whole(u, least, most):
-  """Returns an int32 from `least` to `most`, both included, given u in [0, 1)."""
+def _draw_int(u, least, most):
+  """Maps u in [0, 1) to an int32 from `least` to `most`, both included."""
   tf = lazy_tf.load()
   span = tf.cast(most - least + 1, tf.float32)
   return least + tf.minimum(tf.cast(tf.floor(u * span), tf.int32), most - least)
 
 
 def _sides(height: int, width: int, size: int, longest: int) -> tuple[int, int]:
-  """Returns the height and width that `_resized` gives an image, in NumPy."""
+  """Computes in NumPy the height and width to which `_resize` resizes."""
   shape = np.array([height, width], np.float64)
   short, long = shape.min(), shape.max()
   least = max(np.round(longest * short / long), 1)
@@ -214,18 +220,18 @@ def _sides(height: int, width: int, size: int, longest: int) -> tuple[int, int]:
   return tuple(int(n) for n in np.minimum(np.floor(size * shape / short), longest))
 
 
-def _resized(image, sizes, longest: int, u):
-  """Resizes the shorter side to one of the sizes; u [1] chooses where there are several."""
+def _resize(image, sizes, longest: int, u):
+  """Resizes the shorter side to one of `sizes`; u [1] chooses if there are several."""
   tf = lazy_tf.load()
   size = tf.constant(sizes, tf.float64)
-  size = size[0] if len(sizes) == 1 else size[_whole(u[0], 0, len(sizes) - 1)]
+  size = size[0] if len(sizes) == 1 else size[_draw_int(u[0], 0, len(sizes) - 1)]
   shape = tf.cast(tf.shape(image)[:2], tf.float64)
   short, long = tf.reduce_min(shape), tf.reduce_max(shape)
-  # Compared before rounding, as in the reference code.
+  # The reference code, too, compares before it rounds.
   least = tf.maximum(tf.round(longest * short / long), 1)
   size = tf.where(long / short * size > longest, least, size)
-  # The product comes before the quotient, so that a square's sides stay equal. In the
-  # reference code the longer side may round to a few pixels above `longest`, which would
+  # Multiplying before dividing keeps the sides of a square equal. The minimum differs from
+  # the reference code, where the longer side may exceed `longest` by a few pixels and would
   # not fit a canvas of that size.
   target = tf.minimum(tf.cast(tf.floor(size * shape / short), tf.int32), longest)
   return geometry.resize_to(image, target, 'bilinear', True, 'nearest')

@@ -1,4 +1,4 @@
-"""The base of sources of images with objects: a box, a class, maybe a mask for each."""
+"""Base class of sources whose images have objects: boxes, classes, perhaps masks."""
 
 import abc
 import types
@@ -16,7 +16,8 @@ BOXES = types.MappingProxyType(
     'label': Feature((None,)),
   }
 )
-SIDE = 112  # cells of a mask, down and across: 4 x 4 for each that a mask head predicts
+# Cells of a mask, down and across: 4 x 4 for each cell that a mask head predicts.
+SIDE = 112
 MASKS = types.MappingProxyType(
   {
     'masks': Feature((None, SIDE, SIDE), 'uint8', located=True),
@@ -27,32 +28,35 @@ EVERY = types.MappingProxyType({**BOXES, **MASKS})
 
 
 class Objects(Source):
-  """Images with any number of objects, also none.
+  """Images with any number of objects, including none.
 
-  An example has 'boxes' float32 [n, 4], top, left, bottom, right from 0 to 1 of the image,
-  and 'label' int32 [n], places in `Truth.category_ids`. With masks it also has those of
-  `of_masks`. These are for training: they leave out crowds and whatever lies outside of the
-  image. `truth` has all objects.
+  An example has 'boxes' float32 [n, 4], top, left, bottom, right as fractions of the image,
+  and 'label' int32 [n], positions in `Truth.category_ids`. With masks it also has the
+  features that `encode_masks` returns.
+
+  Examples are for training: they leave out crowds and objects outside of the image. `truth`
+  returns all objects.
   """
 
   features = types.MappingProxyType({'image': ImageFeature(), **BOXES})
 
   @abc.abstractmethod
   def truth(self, masks: bool = False) -> Truth:
-    """Returns all objects as annotated, in pixels; its image i is example i.
+    """Returns all objects as annotated, in pixels. Image i is example i.
 
     Args:
-      masks: whether to have their masks as well; ValueError if the source has none.
+      masks: whether to include masks. Raises ValueError if the source has none.
     """
 
 
-def of_masks(masks: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the features of an image's n masks, each bool [H, W] and not empty.
+def encode_masks(masks: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
+  """Encodes the n masks of an image, each bool [H, W] and not empty.
 
-  'extents' float32 [n, 4] are the smallest boxes around them: top, left, bottom, right
-  from 0 to 1. 'masks' uint8 [n, SIDE, SIDE] divide these boxes into cells: 255 times the
-  part of a cell that the mask covers, exact whether a cell is larger or smaller than a
-  pixel.
+  Returns:
+    'extents' float32 [n, 4], the smallest boxes around the masks: top, left, bottom, right
+    as fractions of the image. 'masks' uint8 [n, SIDE, SIDE]: each extent is divided into
+    cells, and a cell holds 255 times the share of it that the mask covers. The share is
+    exact, whether a cell is larger or smaller than a pixel.
   """
   shares, boxes = [], []
   for mask in masks:
@@ -68,8 +72,9 @@ def of_masks(masks: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _means(x: np.ndarray) -> np.ndarray:
-  """Returns the means [m, SIDE] of x [n, m] over SIDE equal parts of its first axis."""
+  """Averages x [n, m] over SIDE equal parts of its first axis; returns [m, SIDE]."""
   ends = np.arange(SIDE + 1) * (len(x) / SIDE)
   row = np.minimum(ends.astype(int), len(x) - 1)
-  before = np.cumsum(x, 0)[row] - x[row]  # the sums of all rows above
+  # Sums of all rows above.
+  before = np.cumsum(x, 0)[row] - x[row]
   return np.diff(before + (ends - row)[:, None] * x[row], axis=0).T * (SIDE / len(x))

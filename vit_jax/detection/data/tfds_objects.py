@@ -1,4 +1,4 @@
-"""Data sets of TFDS whose images have objects with boxes, such as coco/2017 and voc."""
+"""TFDS data sets whose images have objects with boxes, such as coco/2017 and voc."""
 
 import io
 
@@ -17,13 +17,14 @@ def _are_objects(feature) -> bool:
 
 
 class TfdsObjects(Images, objects.Objects):
-  """Images with objects, as TFDS prepared them: 'bbox' and 'label' of each.
+  """Images with objects from a data set that TFDS prepared.
 
-  Crowds ('is_crowd') are not trained on. Without 'area', areas are those of the boxes.
+  Each object has 'bbox' and 'label'. Examples leave out crowds ('is_crowd'). If objects have
+  no 'area', the area of the box stands for it.
   """
 
   def __init__(self, name: str, split: str, prepared: Prepared, image_key, key: str):
-    """Opens a split; ValueError if the feature `key` is not objects."""
+    """Opens a split; raises ValueError if the feature `key` does not hold objects."""
     super().__init__(name, split, prepared, image_key)
     features, self._key = prepared.features, key
     if key not in features or not _are_objects(features[key]):
@@ -35,7 +36,7 @@ class TfdsObjects(Images, objects.Objects):
 
   @staticmethod
   def find_key(features) -> str | None:
-    """Returns the name of the first feature that is objects with boxes, or None."""
+    """Finds the first feature that holds objects with boxes; returns its name or None."""
     return next((name for name in features if _are_objects(features[name])), None)
 
   def _one(self, example: dict) -> dict:
@@ -49,7 +50,7 @@ class TfdsObjects(Images, objects.Objects):
     }
 
   def _objects(self, example: dict) -> tuple[np.ndarray, ...]:
-    """Returns boxes float64 [n, 4], labels, crowd [n], and areas [n] in pixels or NaN."""
+    """Returns boxes float64 [n, 4], labels [n], crowd [n], and areas [n] or NaN."""
     columns = example[self._key]
     boxes = np.asarray(columns['bbox'], np.float64).reshape(-1, 4)
     crowd = np.asarray(columns.get('is_crowd', [False] * len(boxes)), bool)
@@ -57,12 +58,12 @@ class TfdsObjects(Images, objects.Objects):
     return boxes, np.asarray(columns['label']).reshape(-1), crowd, areas
 
   def truth(self, masks: bool = False) -> Truth:
-    """Returns all objects; reads every example once, without decoding images."""
+    """Returns all objects. Reads every example once, but decodes no image."""
     if masks:
       raise ValueError(f'{self.name} has no masks: compare boxes')
     sizes = np.zeros((len(self), 2), np.int64)
     none = np.zeros(0, np.int64)
-    # The first row is for a split of which nothing can be read.
+    # The empty row lets a split concatenate of which nothing can be read.
     rows = [(none, np.zeros((0, 4)), none, none.astype(bool), np.zeros(0))]
     for start in range(0, len(self), _CHUNK):
       indices = np.arange(start, min(start + _CHUNK, len(self)))
@@ -74,7 +75,7 @@ class TfdsObjects(Images, objects.Objects):
     image, boxes, labels, crowd, areas = map(np.concatenate, zip(*rows, strict=True))
     boxes = boxes * np.tile(sizes[image], 2)
     sides = boxes[:, 2:] - boxes[:, :2]
-    return Truth.of_source(
+    return Truth.from_source(
       self,
       boxes,
       sizes=sizes,
@@ -86,7 +87,7 @@ class TfdsObjects(Images, objects.Objects):
 
 
 def _size(data: bytes) -> tuple[int, int]:
-  """Returns the height and width of an encoded image; zeros for one that is broken."""
+  """Returns the height and width of an encoded image, zeros if it is broken."""
   from PIL import Image
 
   try:

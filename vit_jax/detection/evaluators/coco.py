@@ -75,7 +75,7 @@ class Coco(OneSplit):
     if self._truth.crowd.all():
       raise UserError(f'{source.name}, {self.batches.split}: no image has an object.')
     # The category of each class of the model, -1 for others.
-    self._places = _by_name(self._truth, source, model)
+    self._places = _match_by_name(self._truth, source, model)
     if self._places is None:
       self._places = np.arange(source.num_classes)
       if model and model.number != source.num_classes:
@@ -102,11 +102,11 @@ class Coco(OneSplit):
       parts.append(part)
     rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     counts = self.add_counts({}, len(rows['index']), len(rows['index']))
-    self.compared = self._compared(rows)
+    self.compared = self._collect(rows)
     kinds = {'bbox': '', 'segm': 'mask_'} if self._masks else {'bbox': ''}
     measure = average_precision.measure
     self.measured = {kind: measure(*self.compared, kind) for kind in kinds}
-    self.predictions = self._shown(np.sort(rows['index']))
+    self.predictions = self._sample_for_page(np.sort(rows['index']))
     return {
       prefix + name: value
       for kind, prefix in kinds.items()
@@ -114,11 +114,11 @@ class Coco(OneSplit):
       if value >= 0
     } | counts
 
-  def _shown(self, index: np.ndarray) -> dict[str, np.ndarray]:
+  def _sample_for_page(self, index: np.ndarray) -> dict[str, np.ndarray]:
     """Returns `predictions`; `index` are the images that were read."""
     truth, answers = self.compared
     chosen = np.unique(np.linspace(0, len(index) - 1, SHOWN).round().astype(int))
-    few = truth.of_images(chosen)
+    few = truth.select(chosen)
     keep = np.isin(answers.image, chosen) & (answers.scores >= LEAST)
     place = np.searchsorted(chosen, answers.image)
     boxes = np.column_stack([place, answers.category, answers.scores, answers.boxes])
@@ -133,11 +133,11 @@ class Coco(OneSplit):
       'boxes': boxes[keep],
     }
 
-  def _compared(self, rows: dict) -> tuple[Truth, Detections]:
+  def _collect(self, rows: dict) -> tuple[Truth, Detections]:
     """Returns the truth of the images that were read, and their detections."""
     order = np.argsort(rows['index'])
     rows = {key: value[order] for key, value in rows.items()}
-    truth = self._truth.of_images(rows['index'])
+    truth = self._truth.select(rows['index'])
     image = np.repeat(np.arange(len(rows['index'])), rows['scores'].shape[1])
     labels = rows['labels'].reshape(-1)
     category = self._places[labels]
@@ -187,7 +187,9 @@ def _check_objects(source) -> None:
     )
 
 
-def _by_name(truth: Truth, source: Objects, model: Classes | None) -> np.ndarray | None:
+def _match_by_name(
+  truth: Truth, source: Objects, model: Classes | None
+) -> np.ndarray | None:
   """Returns int [K], the category of each class of the model by its name, or -1.
 
   None where names are missing, or categories share one: classes are then compared by

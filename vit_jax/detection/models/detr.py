@@ -237,7 +237,7 @@ class DETR(Model):
     return outputs, {**out, **aux} if features else aux
 
 
-def _published(layers: str, dilated: str | None) -> tuple[str, dict]:
+def _parse_name(layers: str, dilated: str | None) -> tuple[str, dict]:
   return f'R{layers}{"-DC5" if dilated else ""}', {}
 
 
@@ -254,8 +254,8 @@ FAMILY = Family(
   ),
   published=(
     # transformers: facebook/detr-resnet-50-dc5; torch.hub: detr_resnet50_dc5
-    (r'(?:facebook/)?detr-resnet-(50|101)(-dc5)?', _published),
-    (r'detr_resnet(50|101)(_dc5)?', _published),
+    (r'(?:facebook/)?detr-resnet-(50|101)(-dc5)?', _parse_name),
+    (r'detr_resnet(50|101)(_dc5)?', _parse_name),
   ),
   tiny=(
     dict(

@@ -57,7 +57,7 @@ class LinearSeg(Model):
         f'backbone, {stride}: resize them.'
       )
     maps, out = maps_of(backbone, images, train=train)
-    x = BatchNorm(name='norm')(self._joined(maps), train=train)
+    x = BatchNorm(name='norm')(self._join(maps), train=train)
     out = {**(out if features else {}), 'joined': x}
     if self.num_classes is None:
       return x, out
@@ -65,7 +65,7 @@ class LinearSeg(Model):
     logits = nn.Dense(self.num_classes, kernel_init=zeros, name='head')(x)
     return bilinear(logits, size), out
 
-  def _joined(self, maps: dict) -> jax.Array:
+  def _join(self, maps: dict) -> jax.Array:
     """Returns the last map float32 [B, h, w, D], or several concatenated.
 
     The last one of a ViT has its norm. Several are normalised without scale and bias,

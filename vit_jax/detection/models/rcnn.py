@@ -210,7 +210,10 @@ class RCNN(Model):
         'valid': drawn.positive[: len(first)],
         'deltas': deltas[first],
       }
-      return {'label': assign.sampled_labels(drawn, len(label)), 'positives': positives}
+      return {
+        'label': assign.labels_of_sample(drawn, len(label)),
+        'positives': positives,
+      }
 
     args = targets['boxes'], targets['valid'], sizes, priority
     return jax.vmap(one)(*args, deltas)
@@ -258,7 +261,7 @@ class RCNN(Model):
       for i in range(number if self.masks else 0)
     ]
 
-  def _moved(self, stage: int, boxes, logits, deltas, sizes, label=None) -> jax.Array:
+  def _move(self, stage: int, boxes, logits, deltas, sizes, label=None) -> jax.Array:
     """Returns a stage's boxes [B, R, 4] moved by its offsets; no gradient.
 
     Args:
@@ -287,7 +290,7 @@ class RCNN(Model):
       out |= {f'stage_boxes_{i}': boxes, f'box_logits_{i}': logits}
       out |= {f'box_deltas_{i}': deltas, f'box_pooled_{i}': pooled}
       if i + 1 < len(stages):
-        boxes = self._moved(i, boxes, logits, deltas, sizes)
+        boxes = self._move(i, boxes, logits, deltas, sizes)
     if origin.mean_of_logits:
       likely = jax.nn.softmax(sum(every) / len(every))[..., :K]
     else:
@@ -337,7 +340,7 @@ class RCNN(Model):
     for i, head in enumerate(heads):
       rows = {'boxes': boxes, 'valid': valid}
       if i == 0 or origin.resampled:
-        rows = _joined(rows, targets, origin.targets_first)
+        rows = _add_targets(rows, targets, origin.targets_first)
       rows = self._label_boxes(i, rows, targets)
       pooled = self._pool(source, rows['boxes'], BOX_BINS)
       if len(heads) > 1:
@@ -353,7 +356,7 @@ class RCNN(Model):
         logits_of = mask_heads[i](pooled, known, train=True)
         row = {'logits': logits_of, 'boxes': few['boxes'], 'valid': positive}
         masks.append({**row, 'index': few['index'], 'label': few['label']})
-      boxes = self._moved(i, rows['boxes'], logits, deltas, sizes, label)
+      boxes = self._move(i, rows['boxes'], logits, deltas, sizes, label)
       if origin.resampled:  # the next stage adds the targets again
         valid = rows['valid'] & ~rows['added']
       else:
@@ -400,7 +403,7 @@ def sizes_of(images, mask) -> jax.Array:
   return jnp.stack(sides, 1).astype(jnp.float32)
 
 
-def _joined(rows: dict, targets: dict, targets_first: bool) -> dict:
+def _add_targets(rows: dict, targets: dict, targets_first: bool) -> dict:
   """Returns boxes with the targets among them, and 'added', which of them are targets."""
   parts = [
     {**rows, 'added': jnp.zeros_like(rows['valid'])},

@@ -22,7 +22,7 @@ def variant(name: str) -> dict:
   return dict(backbone={'name': name, 'extra_level': False})
 
 
-class Upsampled(nn.Module):
+class Upsample(nn.Module):
   """Doubles the side of a map `steps` times: [B, h, w, C] -> [B, h 2^steps, ..., width].
 
   Each step is a convolution of 3 x 3, GroupNorm, ReLU and bilinear interpolation; a map
@@ -50,7 +50,7 @@ class Upsampled(nn.Module):
     return x
 
 
-def _fitted(x, size: tuple[int, int]):
+def _fit(x, size: tuple[int, int]):
   """Cuts a map to (H, W), or repeats its last row or column: halving rounds odd sides."""
   missing = [(0, max(n - m, 0)) for n, m in zip(size, x.shape[1:3], strict=True)]
   if missing != [(0, 0)] * 2:
@@ -94,8 +94,8 @@ class SemanticFPN(Model):
     merged = 0
     for name, number in numbers.items():
       steps = number - numbers[finest]
-      x = Upsampled(self.channels, steps, self.dtype, name=f'level{number}')(maps[name])
-      merged = merged + _fitted(x, maps[finest].shape[1:3])
+      x = Upsample(self.channels, steps, self.dtype, name=f'level{number}')(maps[name])
+      merged = merged + _fit(x, maps[finest].shape[1:3])
     out = {**(out if features else {}), 'merged': merged}
     if self.num_classes is None:
       return merged, out

@@ -75,7 +75,7 @@ class SFP(Pyramid):
       features: whether the caller reads more of `out` than the pyramid.
     """
     maps, out, stride = self.stages(inputs, train=train, plain=True)
-    maps = self._of_one_scale(maps)
+    maps = self._check_scale(maps)
     level = level_of(stride)
     factors = (1.0,) if self.pyramid == 'none' else _FACTORS
     if self.pyramid != 'fpn_stages':
@@ -89,7 +89,7 @@ class SFP(Pyramid):
       laterals = top_down(laterals)
     return self.outputs(laterals, out, features)
 
-  def _of_one_scale(self, maps: dict) -> list:
+  def _check_scale(self, maps: dict) -> list:
     """Returns the maps; UserError for maps that this pyramid cannot be built on."""
     if len({x.shape[1:3] for x in maps.values()}) != 1:
       shapes = {name: x.shape[1:3] for name, x in maps.items()}

@@ -89,7 +89,7 @@ def sample(priority: jax.Array, label: jax.Array, number: int, share: float) -> 
   return Sample(index, positive, row < p + n)
 
 
-def sampled_labels(drawn: Sample, count: int) -> jax.Array:
+def labels_of_sample(drawn: Sample, count: int) -> jax.Array:
   """Returns the labels int [count] of all candidates, -1 for those outside of a sample."""
   index = jnp.where(drawn.valid, drawn.index, count)
   labels = jnp.full(count, -1, jnp.int32)

@@ -58,7 +58,7 @@ def paste(masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> np.nda
     rows, y = _stretch(top, bottom, size[0], len(mask))
     columns, x = _stretch(left, right, size[1], len(mask))
     around = np.pad(mask.astype(np.float32), 1)
-    canvas[rows, columns] = _between(_between(around, y).T, x).T >= 0.5
+    canvas[rows, columns] = _interpolate(_interpolate(around, y).T, x).T >= 0.5
   return result
 
 
@@ -73,7 +73,7 @@ def _stretch(low, high, pixels, cells):
   return slice(first, last), np.clip(place, 0, cells + 1).astype(np.float32)
 
 
-def _between(x, place):
+def _interpolate(x, place):
   """Returns rows of x [n, m] at places [p], linear between two rows: [p, m]."""
   # Not as a product, whose threads would take longer to start than it takes.
   row = np.minimum(place.astype(int), len(x) - 2)

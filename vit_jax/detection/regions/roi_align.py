@@ -53,7 +53,7 @@ def roi_align(
 
     pooling = tpu_roi_align.Pooling(**options)
     pooling = tpu_roi_align.plan(maps, boxes.shape[1], pooling)
-    again = functools.partial(_of_any_boxes, count=boxes.shape[1], **options)
+    again = functools.partial(_pool_random_boxes, count=boxes.shape[1], **options)
     if pooling and allows('tpu_roi_align', again, *maps):
       return tpu_roi_align.roi_align(tuple(maps), boxes, levels, pooling)
   return _products(maps, boxes, levels, **options)
@@ -76,7 +76,7 @@ def _products(maps, boxes, levels, strides, size, samples, aligned):
   return total.astype(maps[0].dtype)
 
 
-def _of_any_boxes(*maps, count, strides, **options):
+def _pool_random_boxes(*maps, count, strides, **options):
   """Pools boxes of many sizes: the call that is verified on the device at hand."""
   rng = np.random.default_rng(0)
   image = strides[0] * np.array(maps[0].shape[2:0:-1])

@@ -66,7 +66,7 @@ def plan(maps, count: int, pooling: Pooling) -> Pooling | None:
   # Gradients of bins in bfloat16, or a group's sums and results; rows double-buffered in
   # bfloat16, and the sums of one map's rows.
   bins = max(2 * count * pooling.bins * channels, 2 * _SUMS)
-  rows = _ROWS * channels * sum(_padded(x)[2] for x in maps)
+  rows = _ROWS * channels * sum(_padded_shape(x)[2] for x in maps)
   return pooling._replace(vmem=vmem) if bins + (2 * 2 + 4) * rows <= vmem else None
 
 
@@ -107,7 +107,7 @@ def _bwd(pooling, residuals, gradient):
   def run(boxes, levels, gradient, *maps):
     padding = ((0, 0),) * 3 + ((0, -pooling.size % _SUBLANES), (0, 0))
     gradient = jnp.pad(gradient, padding).reshape(*boxes.shape[:2], pooling.bins, -1)
-    shapes = list(map(_padded, maps))
+    shapes = list(map(_padded_shape, maps))
     # The gradients of an image's bins stay on the chip. One buffer, as they change rarely.
     whole = pl.BlockSpec(
       (1, *gradient.shape[1:]), lambda b, g, i, _: (b, 0, 0, 0), pl.Buffered(1)
@@ -140,14 +140,14 @@ def _round_up(n: int, unit: int) -> int:
   return -(-n // unit) * unit
 
 
-def _padded(x) -> tuple[int, ...]:
+def _padded_shape(x) -> tuple[int, ...]:
   """Returns the shape of a map [B, h, w, C] after padding to whole windows."""
   batch, h, w, channels = x.shape
   return batch, _round_up(h, _ROWS), max(_round_up(w, _TILE), _COLUMNS), channels
 
 
 def _pad(x):
-  ends = zip(x.shape, _padded(x), strict=True)
+  ends = zip(x.shape, _padded_shape(x), strict=True)
   return jnp.pad(x, [(0, after - before) for before, after in ends])
 
 
@@ -163,7 +163,7 @@ def _rows(maps) -> list[pl.BlockSpec]:
     lambda b, g, i, _: (b, jnp.clip(i, start, end - 1) - start, 0, 0)
   )
   return [
-    pl.BlockSpec((1, _ROWS, *_padded(x)[2:]), place(*ends))
+    pl.BlockSpec((1, _ROWS, *_padded_shape(x)[2:]), place(*ends))
     for x, *ends in zip(maps, first[:-1], first[1:], strict=True)
   ]
 
@@ -236,7 +236,7 @@ def _lists(pooling, boxes, levels, sides, group):
   low, high = jnp.split(boxes * scale[..., None], 2, -1)
   axes, ends = [], []
   for i, cells in enumerate(zip(*sides, strict=True)):
-    axis = Axis.of(low[..., 1 - i], high[..., 1 - i], *pooling[1:4])
+    axis = Axis.divide(low[..., 1 - i], high[..., 1 - i], *pooling[1:4])
     last = of_level(cells, jnp.float32) - 1
     near, far = axis.start, axis.start + pooling.size * axis.width
     near, far = jnp.minimum(near, far), jnp.maximum(near, far)
@@ -317,7 +317,7 @@ def _visits(pooling, sides, lists, maps, visit, *around):
   step = (pl.program_id(0) * pl.num_programs(1) + pl.program_id(1)) * count + block
   first = _first(h for h, _ in sides)
 
-  def of_map(cells, side, start):
+  def visit_map(cells, side, start):
     for function in around[:1]:
       function(cells)
     rows = (block - start) * _ROWS
@@ -328,7 +328,7 @@ def _visits(pooling, sides, lists, maps, visit, *around):
 
   for cells, side, start, end in zip(maps, sides, first[:-1], first[1:], strict=True):
     inside = (start <= block) & (block < end)
-    pl.when(inside)(functools.partial(of_map, cells, side, start))
+    pl.when(inside)(functools.partial(visit_map, cells, side, start))
 
 
 def _windows(pooling, side, rows, lists, cells, visit, i, carry):
@@ -343,7 +343,7 @@ def _windows(pooling, side, rows, lists, cells, visit, i, carry):
   row = (rows + place // _COLUMNS).astype(jnp.float32)
   vertical = y.weights(bins, row, side[0], pooling.samples)
 
-  def of_window(j, carry):
+  def visit_window(j, carry):
     start = windows[0, 0, 0, box] + _COLUMNS * j
     # The last window ends with the block, and leaves out columns of the one before.
     inside = pl.multiple_of(jnp.minimum(start, cells.shape[2] - _COLUMNS), _TILE)
@@ -355,4 +355,4 @@ def _windows(pooling, side, rows, lists, cells, visit, i, carry):
     visit(cells, box, pl.ds(inside, _COLUMNS), weights)
     return carry
 
-  return lax.fori_loop(0, windows[0, 0, 1, box], of_window, carry)
+  return lax.fori_loop(0, windows[0, 0, 1, box], visit_window, carry)

@@ -30,7 +30,7 @@ def match(cost: jax.Array, valid: jax.Array) -> jax.Array:
   function = _match
   for _ in cost.shape[:-2]:
     function = jax.vmap(function)
-  return _on_each_device(function)(cost, jnp.asarray(valid, bool))
+  return _run_per_device(function)(cost, jnp.asarray(valid, bool))
 
 
 def _match(cost, valid):
@@ -53,7 +53,7 @@ def _match(cost, valid):
   return jnp.where(valid & (query < Q), query, -1)
 
 
-def _on_each_device(function):
+def _run_per_device(function):
   """Runs a function of a batch on each device's part alone, where a mesh splits batches.
 
   Otherwise the search would ask all devices after every step whether they are done.

@@ -85,7 +85,7 @@ class RCNN:
       batch: 'image' [B, H, W, C]; 'boxes' [B, N, 4], top, left, bottom, right from 0 to 1
         of the image without its padding; 'label' int [B, N]; 'boxes_mask' [B, N], 1 for a
         box; 'weight' [B]; maybe 'image_mask' [B, H, W], 0 for padding; with masks 'masks'
-        [B, N, m, m] and 'extents' [B, N, 4], see `data.objects.of_masks`.
+        [B, N, m, m] and 'extents' [B, N, 4], see `data.objects.encode_masks`.
       rng: for the samples.
     """
     size = sizes_of(batch['image'], batch.get('image_mask'))
@@ -168,14 +168,14 @@ def losses(
   weight = targets['weight']
   total = lambda x: jnp.sum(jnp.where(weight > 0, weight * x, 0))  # [B] -> []
 
-  def mean_of(rows):
+  def mean_count(rows):
     """Returns the mean number of rows, bool [B, R], of the images that count."""
     number = total(rows.sum(1)) / jnp.maximum(weight.sum(), 1e-9)
     return jnp.maximum(number, 1e-9)
 
   def mean(x, rows):
     """Returns the mean of x [B, R] over the rows, bool [B, R], of images that count."""
-    return total(jnp.where(rows, x, 0).sum(1)) / mean_of(rows)
+    return total(jnp.where(rows, x, 0).sum(1)) / mean_count(rows)
 
   def offsets(kind, deltas, rows, positive, beta, code):
     """Returns the losses [B, R] of the boxes of positive rows, and 0."""
@@ -195,7 +195,7 @@ def losses(
   anchors = offsets(
     proposal_loss, rows['deltas'], rows, rows['valid'], origin.rpn_beta, code
   )
-  number = nominal if origin.nominal else mean_of(sampled)
+  number = nominal if origin.nominal else mean_count(sampled)
   out = {
     'loss_object': total(jnp.where(sampled, objects, 0).sum(1)) / number,
     'loss_proposal': proposal_weight * total(anchors.sum(1)) / number,
@@ -210,7 +210,7 @@ def losses(
     log = jax.nn.log_softmax(stage['logits'].astype(jnp.float32))
     classes = -jnp.take_along_axis(log, label[..., None], -1)[..., 0]
     positive = valid & (label < log.shape[-1] - 1)
-    deltas = of_class(stage['deltas'], label)
+    deltas = select_class(stage['deltas'], label)
     each = offsets(box_loss, deltas, stage, positive, origin.box_beta, code)
     out['loss_class'] += factor * mean(classes, valid)
     out['loss_box'] += factor * box_weight * mean(each, valid)
@@ -241,7 +241,7 @@ def mask_targets(targets: dict, rows: dict, origin: Origin) -> jax.Array:
   return shares if origin.soft_masks else (shares >= 0.5).astype(jnp.float32)
 
 
-def of_class(deltas: jax.Array, label: jax.Array) -> jax.Array:
+def select_class(deltas: jax.Array, label: jax.Array) -> jax.Array:
   """Returns the offsets [B, R, 4] of each row's class; any for background.
 
   Args:

@@ -1,4 +1,4 @@
-"""`vit_jax predict` of a detector: objects as text, JSON or drawn; of a segmenter: masks."""
+"""`vit_jax predict` of a detector: objects as text, JSON or picture; of a segmenter: masks."""
 
 import argparse
 from pathlib import Path
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
   add('--draw', metavar='DIR', help=draw)
 
 
-def _folder_of(args, paths: list[str]) -> Path | None:
+def _check_draw_folder(args, paths: list[str]) -> Path | None:
   """Returns the folder `--draw`; UserError for one with images to read."""
   out = args.draw and out_folder.check_folder(args.draw, '--draw')
   if out and out.resolve() in {Path(path).resolve().parent for path in paths}:
@@ -37,7 +37,7 @@ def objects(args, loaded, paths: list[str]) -> int:
 
   why = f'is for classes; {args.source} is a detector: --threshold chooses its boxes'
   cli.refuse(args, ['top'], why)
-  out = _folder_of(args, paths)
+  out = _check_draw_folder(args, paths)
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
   options = dict(batch_size=args.batch or 1, pp=args.pp)
   detected = inference.detect_images(loaded, shown, **options)
@@ -110,8 +110,8 @@ def _draw(image: dict) -> None:
   numbers = [x['category_id'] for x in objects]
   masks = [rle.decode(x['segmentation']) for x in objects if 'segmentation' in x]
   corners = [*map(_corners, objects)]
-  drawn = drawing.draw(pixels, corners, labels, numbers, masks=masks)
-  drawn.save(image['drawing'])
+  picture = drawing.draw(pixels, corners, labels, numbers, masks=masks)
+  picture.save(image['drawing'])
 
 
 def pixels(args, loaded, paths: list[str]) -> int:
@@ -131,7 +131,7 @@ def pixels(args, loaded, paths: list[str]) -> int:
   K, names = loaded.model.num_classes, loaded.class_names
   if K is None or K > 256:
     raise UserError(f'{args.source}: masks of 8 bits hold 256 classes, not {K}.')
-  out, pp = _folder_of(args, paths), args.pp or loaded.pp
+  out, pp = _check_draw_folder(args, paths), args.pp or loaded.pp
   registry.check_positions(pp)
   if out:
     out_folder.make(out, '--draw')

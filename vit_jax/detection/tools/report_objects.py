@@ -17,7 +17,7 @@ def boxes(run: Run, name: str) -> dict:
   names, of_class = answers['names'].tolist(), answers['of_class'].tolist()
   examples, why = pictures.read(run, name, answers['index'])
 
-  def drawn(place: int, rows) -> str:
+  def draw_boxes(place: int, rows) -> str:
     rows = rows[rows[:, 0] == place]
     image = single_image.pixels(examples[answers['index'][place]][1])
     corners = np.concatenate([rows[:, -4:-2], rows[:, -4:-2] + rows[:, -2:]], 1)
@@ -36,7 +36,11 @@ def boxes(run: Run, name: str) -> dict:
   return {
     'why': why,
     'pictures': [
-      (examples[i][0], drawn(place, answers['truth']), drawn(place, answers['boxes']))
+      (
+        examples[i][0],
+        draw_boxes(place, answers['truth']),
+        draw_boxes(place, answers['boxes']),
+      )
       for place, i in enumerate(answers['index'].tolist())
       if i in examples
     ],
@@ -59,7 +63,7 @@ def masks(run: Run, name: str) -> dict:
   )  # black: not labelled
   examples, why = pictures.read(run, name, answers['index'])
 
-  def painted(i: int, classes) -> str:
+  def paint(i: int, classes) -> str:
     classes = np.where(classes < len(counts), classes, -1)
     part = np.where(classes == usual, 0, 0.6)[..., None]
     image = (1 - part) * examples[i][2] + part * palette[classes]
@@ -74,7 +78,7 @@ def masks(run: Run, name: str) -> dict:
   return {
     'why': why,
     'pictures': [
-      (examples[i][0], painted(i, truth), painted(i, answer))
+      (examples[i][0], paint(i, truth), paint(i, answer))
       for i, truth, answer in rows
       if i in examples
     ],

@@ -140,7 +140,7 @@ def _sfp_config(fields, image_size, class_names) -> dict:
     'pretrain_image_size': inside['pretrained_size'][0],
     'patch_size': inside['patch_size'][0],
     'window_size': inside['window'],
-    'window_block_indices': vitdet.windowed(inside),
+    'window_block_indices': vitdet.window_blocks(inside),
     'pretrain_use_cls_token': inside['class_row'],
     **_args(fields),
     'scale_factors': _SCALES,
@@ -151,7 +151,7 @@ def _sfp_config(fields, image_size, class_names) -> dict:
   return {'architecture': 'SimpleFeaturePyramid', 'model_args': args}
 
 
-def _sfp_written(flat: dict, fields: dict) -> Table:
+def _sfp_write_rules(flat: dict, fields: dict) -> Table:
   return sfp(_levels(flat)[0], fields['backbone']['num_heads'])
 
 
@@ -174,7 +174,7 @@ FORMATS = (
     infer=infer_sfp,
     grid=lambda flat, fields: vitdet.grid(backbone_of(flat), fields['backbone']),
     writer=Writer(
-      config=_sfp_config, rules=_sfp_written, alike=('stride', 'pretrained_size')
+      config=_sfp_config, rules=_sfp_write_rules, alike=('stride', 'pretrained_size')
     ),
   ),
 )

@@ -39,12 +39,12 @@ _flat = _both(
 _mask = _both(lambda x: x.reshape(x.shape[:2]).T, lambda x: x.T[:, :, None, None])
 
 
-def _without(rows: int, transform: t.Transform) -> t.Transform:
+def _drop_rows(rows: int, transform: t.Transform) -> t.Transform:
   """Drops the first rows, those of torchvision's background."""
   return t.Transform(lambda x: transform.load(x[rows:]), transform.save)
 
 
-def _last(transform: t.Transform) -> t.Transform:
+def _roll_background(transform: t.Transform) -> t.Transform:
   """Puts the first row, torchvision's background, behind the others."""
   return t.Transform(lambda x: transform.load(np.roll(x, -1, 0)), transform.save)
 
@@ -172,7 +172,7 @@ def _d2_mvit(arrays, facts) -> Table:
   return _fpn(below(table(mvit.authors(heads), norms), 'bottom_up.'))
 
 
-def _written(flat, fields) -> Table:
+def _write_rules(flat, fields) -> Table:
   """Returns detectron2's rules of a model, by its backbone."""
   bodies = {'resnet': _d2_resnet, 'vitdet': _d2_vitdet, 'swin': _d2_swin}
   bodies['mvit'] = _d2_mvit
@@ -190,20 +190,23 @@ def _torchvision(arrays, facts) -> Table:
   box, mask = 'roi_heads.box_', 'roi_heads.mask_'
   return table(
     below(resnet.TIMM, 'backbone.body.', 'backbone/backbone/'),
-    below(table(_up(fpn_rules)), 'backbone.', 'backbone/'),
+    below(table(_number_levels(fpn_rules)), 'backbone.', 'backbone/'),
     [layers.conv(f'rpn.head.conv{x}', 'rpn/conv0') for x in ('.0.0', '')],
     layers.conv('rpn.head.cls_logits', 'rpn/objectness'),
     layers.conv('rpn.head.bbox_pred', 'rpn/deltas'),
     layers.dense(f'{box}head.fc6', 'box_head0/dense0', _flat),
     layers.dense(f'{box}head.fc7', 'box_head0/dense1'),
     layers.dense(
-      f'{box}predictor.cls_score', 'box_head0/classes', _last(t.dense), _last(t.same)
+      f'{box}predictor.cls_score',
+      'box_head0/classes',
+      _roll_background(t.dense),
+      _roll_background(t.same),
     ),
     layers.dense(
       f'{box}predictor.bbox_pred',
       'box_head0/deltas',
-      _without(4, t.dense),
-      _without(4, t.same),
+      _drop_rows(4, t.dense),
+      _drop_rows(4, t.same),
     ),
     layers.conv(f'{mask}head.{{i}}.0', 'mask_head0/convs/conv{i}'),
     layers.conv(f'{mask}head.mask_fcn{{i+1}}', 'mask_head0/convs/conv{i}'),
@@ -211,13 +214,13 @@ def _torchvision(arrays, facts) -> Table:
     layers.dense(
       f'{mask}predictor.mask_fcn_logits',
       'mask_head0',
-      _without(1, _mask),
-      _without(1, t.same),
+      _drop_rows(1, _mask),
+      _drop_rows(1, t.same),
     ),
   )
 
 
-def _up(rules) -> Table:
+def _number_levels(rules) -> Table:
   """Numbers a pyramid's levels from 2: 'fpn.inner_blocks.0' is 'p2_lateral'."""
   return tuple(
     rule._replace(
@@ -250,7 +253,7 @@ def _mmdetection(arrays, facts) -> Table:
     ]
   return table(
     below(_swin(arrays, ''), 'backbone.', 'backbone/backbone/'),
-    below(_up(neck), ours='backbone/'),
+    below(_number_levels(neck), ours='backbone/'),
     layers.conv('rpn_head.rpn_conv', 'rpn/conv0'),
     layers.conv('rpn_head.rpn_cls', 'rpn/objectness'),
     layers.conv('rpn_head.rpn_reg', 'rpn/deltas'),
@@ -365,7 +368,7 @@ def _format(marker: str, backbone: Callable, facts) -> Format:
     facts=facts,
     rules=_detectron2(backbone),
     infer=_infer,
-    writer=Writer(config=_config, rules=_written),
+    writer=Writer(config=_config, rules=_write_rules),
   )
 
 

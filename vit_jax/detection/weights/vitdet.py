@@ -102,7 +102,7 @@ def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
   return maps[blocks[0]] if maps and blocks else None
 
 
-def windowed(fields: dict) -> list[int]:
+def window_blocks(fields: dict) -> list[int]:
   """Returns the blocks that attend within windows."""
   return [i for i in range(fields['depth']) if i not in fields['global_blocks']]
 
@@ -228,7 +228,7 @@ def _config(fields, image_size, class_names) -> dict:
     'num_channels': 3,
     'qkv_bias': True,
     'drop_path_rate': fields['stochastic_depth'],
-    'window_block_indices': windowed(fields),
+    'window_block_indices': window_blocks(fields),
     'residual_block_indices': [],
     'use_absolute_position_embeddings': fields['absolute'],
     'use_relative_position_embeddings': fields['relative'],
