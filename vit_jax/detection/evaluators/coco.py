@@ -1,4 +1,4 @@
-"""COCO's average precision of boxes and masks, in the pixels of the original images."""
+"""COCO's average precision of boxes and masks, in pixels of the original images."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,24 +19,25 @@ from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
 _SHARE = Metric(percent=True, larger_is_better=True)
-SHOWN = 8  # images for the page of a run
-LEAST = 0.3  # the lowest score of their boxes
+# Images on the page of a run, and the least score of boxes drawn on them.
+SHOWN = 8
+LEAST = 0.3
 
 
 class Coco(OneSplit):
-  """The twelve numbers, as pycocotools has them; see `coco.average_precision`.
+  """COCO's twelve numbers, computed by pycocotools; see `coco.average_precision`.
 
   The numbers of masks begin with 'mask_'. Each query of a DETR is one detection, see
-  `boxes.postprocess`. The truth holds all objects and crowds of the source, whatever `pp`
-  leaves of them. Classes are matched by name where both sides have names.
+  `boxes.postprocess`. The truth holds all objects and crowds of the source, even those that
+  `pp` removes from examples. Classes are matched by name if both sides have names.
 
   Attributes:
-    compared: (the truth, the detections) of the images that the last run could read.
-    measured: {'bbox': `average_precision.measure` of these, maybe 'segm'}.
-    predictions: for the page of a run, the numbers of each category: 'names' [K], 'objects'
-      [K], 'of_class' [K, 3], 'precision' [2, 101]; and the boxes of `SHOWN` images, which
-      are 'index' [m] of the split: 'truth' [t, 6], place in 'index', category, left, top,
-      width, height; 'boxes' [d, 7], likewise with the score before the left.
+    compared: (truth, detections) of the images that the last run could read.
+    measured: {'bbox': results of `average_precision.measure`}, with masks also 'segm'.
+    predictions: arrays for the page of a run. By category: 'names' [K], 'objects' [K],
+      'of_class' [K, 3], 'precision' [2, 101]. For `SHOWN` images: 'index' [m], their
+      positions in the split; 'truth' [t, 6], position in 'index', category, left, top,
+      width, height; and 'boxes' [d, 7], the same with the score after the category.
   """
 
   TASKS = ('detect', 'rcnn')
@@ -56,14 +57,15 @@ class Coco(OneSplit):
     masks: bool = False,
     **options,
   ):
-    """Opens data of a source with boxes, and a `pp` that neither crops nor flips.
+    """Opens the data of a source with boxes; its `pp` must not crop or flip.
 
     Args:
-      masks: whether to compare masks as well as boxes. The source and the model have them.
+      mesh, check_stop, model: as in `OneSplit`.
+      masks: whether to compare masks as well as boxes. Both source and model need masks.
+      **options: as in `OneSplit`.
 
     Raises:
-      UserError: for data without boxes or that is cropped, or classes that the model does
-        not have.
+      UserError: the data has no boxes, is cropped, or has classes that the model lacks.
     """
     super().__init__(mesh, check_stop, model, **options)
     source = self.batches.source
@@ -74,21 +76,21 @@ class Coco(OneSplit):
     self._masks = masks
     if self._truth.crowd.all():
       raise UserError(f'{source.name}, {self.batches.split}: no image has an object.')
-    # The category of each class of the model, -1 for others.
+    # The category of each class of the model; -1 for a class without a category.
     self._places = _match_by_name(self._truth, source, model)
     if self._places is None:
       self._places = np.arange(source.num_classes)
       if model and model.number != source.num_classes:
         raise UserError(
-          f'{source.name} has {source.num_classes} classes, the model {model.number}, and '
-          'not both name them: choose other data, or give both the same num_classes.'
+          f'{source.name} has {source.num_classes} classes, the model {model.number}, and at '
+          'least one has no names: choose other data, or give both the same num_classes.'
         )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns ap, ap50, ...; examples; bad_images, if any could not be read.
+    """Returns ap, ap50, ..., examples, and bad_images if some could not be read.
 
-    A number that no object counts for is left out; so are objects of images that could
-    not be read.
+    Numbers that no object contributes to are left out. Objects of images that could not be
+    read do not count.
     """
     parts: list[dict] = []
     for rows in self.run_steps(predict, variables):
@@ -97,7 +99,9 @@ class Coco(OneSplit):
       sizes = self._truth.sizes[part['index']]
       scale = np.tile(sizes[:, None, ::-1], 2)
       part['boxes'] = part['boxes'].astype(np.float64) * scale
-      if 'masks' in part:  # at once: as pixels, all of them would not fit in memory
+      if (
+        'masks' in part
+      ):  # encoded per step, because all pixels would not fit in memory
         part['masks'] = _run_lengths(part, sizes)
       parts.append(part)
     rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -115,7 +119,7 @@ class Coco(OneSplit):
     } | counts
 
   def _sample_for_page(self, index: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns `predictions`; `index` are the images that were read."""
+    """Makes `predictions`; `index` are the images that were read, in order."""
     truth, answers = self.compared
     chosen = np.unique(np.linspace(0, len(index) - 1, SHOWN).round().astype(int))
     few = truth.select(chosen)
@@ -134,7 +138,7 @@ class Coco(OneSplit):
     }
 
   def _collect(self, rows: dict) -> tuple[Truth, Detections]:
-    """Returns the truth of the images that were read, and their detections."""
+    """Collects (truth, detections) of the images that were read."""
     order = np.argsort(rows['index'])
     rows = {key: value[order] for key, value in rows.items()}
     truth = self._truth.select(rows['index'])
@@ -154,18 +158,18 @@ class Coco(OneSplit):
     )
 
   def measure(self, predict, variables, batch) -> dict:
-    """Returns `boxes.postprocess` of a batch, and which images they are of."""
+    """Returns the detections of a batch, and the images that they belong to."""
     batch = self.batches.finish_on_device(batch)
     rows = {key: batch[key] for key in ('index', 'mask')}
     detections = boxes.postprocess(predict(variables, batch))
     if self._masks and 'masks' not in detections:
-      raise UserError('coco: masks=True, but the model gives boxes without masks.')
+      raise UserError('coco: masks=True, but the model predicts no masks.')
     names = detections.keys() - (set() if self._masks else {'masks'})
     return {name: detections[name] for name in names} | rows
 
 
 def _run_lengths(rows: dict, sizes: np.ndarray) -> np.ndarray:
-  """Returns the masks of valid detections as run lengths, objects [B, Q]; others are None.
+  """Encodes the masks of valid detections as run lengths, objects [B, Q]; others are None.
 
   Args:
     rows: 'masks' [B, Q, m, m], 'boxes' [B, Q, 4] in pixels, 'valid' [B, Q].
@@ -190,13 +194,13 @@ def _check_objects(source) -> None:
 def _match_by_name(
   truth: Truth, source: Objects, model: Classes | None
 ) -> np.ndarray | None:
-  """Returns int [K], the category of each class of the model by its name, or -1.
+  """Matches the model's classes to categories by name; returns int [K], -1 for none.
 
-  None where names are missing, or categories share one: classes are then compared by
-  number.
+  Returns None if names are missing or categories share a name. Classes are then compared
+  by number.
 
   Raises:
-    UserError: for a category that the model does not have.
+    UserError: the model lacks a category, or has several classes of its name.
   """
   categories = truth.class_names
   if not source.class_names or model is None or not model.names:

@@ -1,4 +1,4 @@
-"""Mean intersection over union of the predicted classes of pixels."""
+"""Mean intersection over union of predicted pixel classes."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -12,20 +12,21 @@ from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
 _PERCENT = Metric(percent=True, larger_is_better=True)
-SHOWN = 6  # images for the page of a run
+# Images on the page of a run.
+SHOWN = 6
 
 
 class Segmentation(OneSplit):
-  """Mean IoU and the share of correct pixels, from the counts of a whole split.
+  """Mean IoU and the share of correct pixels, counted over a whole split.
 
-  IoU of a class: the pixels both labelled and predicted as it, over those labelled or
-  predicted as it, counted over all images together, as in PASCAL VOC. The mean is over the
-  classes that occur in the labels or in the predictions.
+  The IoU of a class divides the pixels that are labelled and predicted as this class by
+  those that are labelled or predicted as it. Pixels are counted over all images together,
+  as in PASCAL VOC. The mean is over the classes that occur in labels or predictions.
 
   Attributes:
-    predictions: for the page of a run, 'counts' int64 [K, K] as in `mean_iou`, and of the
-      first images, 'index' [m] of the split, the classes of pixels 'truth' and 'answer'
-      int16 [m, H, W].
+    predictions: arrays for the page of a run: 'counts' int64 [K, K], see `mean_iou`; and for
+      the first images 'index' [m], their positions in the split, 'truth' and 'answer' int16
+      [m, H, W], the classes of their pixels.
   """
 
   TASKS = ('segment',)
@@ -38,19 +39,19 @@ class Segmentation(OneSplit):
   }
 
   def __init__(self, mesh, check_stop, model: Classes | None = None, **options):
-    """Opens data of a source with 'segments'.
+    """Opens the data of a source with 'segments'.
 
     Raises:
-      UserError: for data without segments, or whose segments have classes that the model
-        lacks or names otherwise.
+      UserError: the data has no segments, or has classes that the model lacks or names
+        differently.
     """
     super().__init__(mesh, check_stop, model, **options)
     name, spec = self.batches.source.name, self.batches.spec
     segments = spec.get('segments')
     if segments is None or segments.shape != spec['image'].shape[:3]:
       raise UserError(
-        f'{name} with pp {options["data"]["pp"]!r} has no segments of the size of the '
-        'images, the classes of pixels that the evaluator segmentation compares with.'
+        f"{name} with pp {options['data']['pp']!r} has no segments of the images' size, "
+        'which the evaluator segmentation compares with.'
       )
     if model is None:
       return
@@ -61,17 +62,17 @@ class Segmentation(OneSplit):
     for i, (theirs, ours) in enumerate(pairs):
       if ours and theirs != ours:
         raise UserError(
-          f'Class {i} of {name} is {theirs!r}, and of the model {ours!r}: evaluate on data '
+          f'Class {i} of {name} is {theirs!r}, that of the model {ours!r}: evaluate on data '
           'with the same classes in the same order.'
         )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns mean_iou, pixel_accuracy, iou_0, iou_1, ... of classes that occur, examples.
+    """Returns mean_iou, pixel_accuracy, iou_K for each class K that occurs, and examples.
 
-    bad_images are those that could not be read, if there are any.
+    If images could not be read, their number is bad_images.
 
     Raises:
-      UserError: for a label that is not one of the model's classes.
+      UserError: a label is not one of the model's classes.
     """
     total, examples, shown = 0, 0.0, None
     for counts, read, bad_label, rows in self.run_steps(predict, variables):
@@ -87,12 +88,12 @@ class Segmentation(OneSplit):
 
   def _missing(self, label: int, number: int) -> UserError:
     return UserError(
-      f'{self.batches.source.name} has pixels of the class {label}, and the model has '
+      f'{self.batches.source.name} has pixels of the class {label}, but the model has '
       f'{number} classes: set config.model.num_classes.'
     )
 
   def measure(self, predict, variables, batch):
-    """Returns (counts [K, K], label by prediction; examples; a bad label or -1; rows)."""
+    """Returns (counts [K, K] by label and prediction, examples, a bad label or -1, rows)."""
     batch = self.batches.finish_on_device(batch)
     logits = predict(variables, batch)['logits']
     segments = batch['segments'].astype(jnp.int32)
@@ -112,13 +113,13 @@ def mean_iou(counts: np.ndarray) -> dict[str, float]:
   """Returns mean_iou, pixel_accuracy, and iou_K of every class that occurs.
 
   Args:
-    counts: int [K, K], pixels of the label of a row, predicted as the class of a column.
+    counts: int [K, K], pixels by label (row) and predicted class (column).
   """
   both = np.diag(counts).astype(np.float64)
   either = counts.sum(0) + counts.sum(1) - both
   iou = {f'iou_{k}': both[k] / n for k, n in enumerate(either) if n}
   if not iou:
-    raise UserError('No pixel has a label: every one is ignored.')
+    raise UserError('No pixel has a label: all are ignored.')
   return {
     'mean_iou': float(np.mean(list(iou.values()))),
     'pixel_accuracy': float(both.sum() / counts.sum()),

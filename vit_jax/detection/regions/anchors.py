@@ -1,4 +1,4 @@
-"""Anchors: boxes of a few sizes and ratios around every position of a map.
+"""Anchors: boxes of a few sizes and aspect ratios around every position of a map.
 
 "Faster R-CNN", arXiv 1506.01497, section 3.1.1; one size for each level of a pyramid in
 arXiv 1612.03144, section 4.1.
@@ -15,9 +15,9 @@ def cell(
   """Returns the anchors around one position, [A, 4] corners relative to it.
 
   Args:
-    sizes: square roots of areas, in pixels; sizes change slowest.
+    sizes: square roots of the areas, in pixels. The ratio changes faster than the size.
     ratios: heights divided by widths.
-    rounded: to whole pixels.
+    rounded: whether corners are rounded to whole pixels.
   """
   s, r = np.meshgrid(np.float64(sizes), np.float64(ratios), indexing='ij')
   half = np.stack([s / np.sqrt(r), s * np.sqrt(r)], -1).reshape(-1, 2) / 2
@@ -31,13 +31,13 @@ def anchors(
   cell: np.ndarray,
   offset: float = 0.0,
 ) -> np.ndarray:
-  """Returns the anchors of a level, float32 [h w A, 4]: by row, column, then `cell`.
+  """Returns the anchors of a level, float32 [h w A, 4], ordered by row, column and `cell`.
 
   Args:
     grid: (h, w) of the map.
     strides: pixels between two positions, vertically and horizontally.
-    cell: [A, 4], see the function.
-    offset: place of a position in its cell, 0 for the corner and 0.5 for the centre.
+    cell: [A, 4], the anchors around one position, from the function `cell`.
+    offset: position within a cell of the map: 0 for the corner, 0.5 for the centre.
   """
   y, x = (
     (np.arange(n, dtype=np.float32) + np.float32(offset)) * np.float32(stride)

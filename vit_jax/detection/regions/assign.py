@@ -1,7 +1,7 @@
-"""Which target a box is trained towards, and the sample of boxes that are trained.
+"""Assigns targets to boxes, and samples the boxes that are trained.
 
-Both have static shapes, and sampling takes its random numbers as an argument: an example
-is sampled alike on any number of devices. For one image; callers map over a batch.
+All shapes are static. Sampling takes its random numbers as an argument, so that the number
+of devices does not change a sample. Functions are for one image; callers map over a batch.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_LEAST = 0.3  # mmdetection's min_pos_iou
+# mmdetection's min_pos_iou.
+_LEAST = 0.3
 
 
 def match(
@@ -19,22 +20,25 @@ def match(
   high: float,
   low_quality: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the target and the label of each of M boxes: (int [M], int [M]).
+  """Assigns a target and a label to each of M boxes: (int [M], int [M]).
 
-  The target is the one that a box overlaps with most, the first of equals. The label is 1
-  from `high`, 0 below `low`, and -1, not trained, in between.
+  The target is the one with the largest overlap; ties go to the first. The label is 1 if
+  that overlap is at least `high`, 0 if it is below `low`, and -1 (not trained) in between.
 
   Args:
-    iou: [N, M], of N targets with M boxes.
+    iou: [N, M], overlaps of N targets with M boxes.
     valid: bool [N], False for padding. Without targets all labels are 0.
-    low_quality: None; 'tied': boxes that a target overlaps with most, all of equals, get
-      the label 1 and keep their own target (arXiv 1506.01497, section 3.1.2); a target
-      that overlaps with no box marks all of these, as in detectron2. 'reassigned': they
-      get that target, the last of several, if they overlap by 0.3 at least, as in
-      mmdetection.
+    low, high: thresholds of the overlap.
+    low_quality: the rule for the best boxes of a target, whose overlap may be low.
+      None: there is no such rule.
+      'tied': they get the label 1 and keep their own target (arXiv 1506.01497, section
+      3.1.2). As in detectron2, a target that overlaps no box ties with all of them.
+      'reassigned': they get the label 1 and that target, the last if there are several,
+      provided that they overlap by at least 0.3, as in mmdetection.
   """
   if low_quality is not None:
-    # Computed once and stored, as the rule tests for equality: kernels round differently.
+    # The rule tests for equality, so every use must see the same rounding: the barrier
+    # keeps XLA from computing the overlaps again in another kernel.
     iou = jax.lax.optimization_barrier(iou)
   iou = jnp.where(valid[:, None], iou, -1.0)
   best, index = iou.max(0), iou.argmax(0)
@@ -51,12 +55,12 @@ def match(
 
 
 class Sample(NamedTuple):
-  """The rows of a sample, positives first, each by its priority.
+  """A sample of boxes: positives, then negatives, each in order of priority.
 
   Attributes:
-    index: int [number], places among the candidates.
-    positive: bool [number].
-    valid: bool [number], False where there are too few candidates.
+    index: int [number], positions among the candidates.
+    positive: bool [number], whether the row is a positive.
+    valid: bool [number], False for rows that lack a candidate.
   """
 
   index: jax.Array
@@ -65,32 +69,37 @@ class Sample(NamedTuple):
 
 
 def sample(priority: jax.Array, label: jax.Array, number: int, share: float) -> Sample:
-  """Draws positives, at most a share of the sample, and fills it up with negatives.
+  """Samples positives up to a share, and fills the sample up with negatives.
 
   Args:
-    priority: float32 [M], uniformly random: candidates with the smallest are taken.
-    label: int [M], 1, 0, or -1 for candidates that are left out.
+    priority: float32 [M], uniformly random. Candidates with the smallest are taken.
+    label: int [M]: 1, 0, or -1 for candidates that are left out.
     number: size of the sample.
-    share: of positives, rounded down.
+    share: largest share of positives; their number is rounded down.
   """
+
+  def draw(kind: int, n: int):
+    """Returns the positions of the n candidates of a label that come first."""
+    return jax.lax.top_k(jnp.where(label == kind, -priority, -jnp.inf), n)[1]
+
   most = min(int(number * share), len(label))
-  drawn = lambda want, n: jax.lax.top_k(
-    jnp.where(label == want, -priority, -jnp.inf), n
-  )[1]
-  positives, negatives = drawn(1, most), drawn(0, min(number, len(label)))
+  positives, negatives = draw(1, most), draw(0, min(number, len(label)))
   p = jnp.minimum((label == 1).sum(), most)
   n = jnp.minimum((label == 0).sum(), number - p)
   row = jnp.arange(number)
-  of = lambda index, rows: index[jnp.clip(rows, 0, max(len(index) - 1, 0))]
+
+  def take(index, rows):
+    return index[jnp.clip(rows, 0, max(len(index) - 1, 0))]
+
   positive = row < p
-  index = of(negatives, row - p)
+  index = take(negatives, row - p)
   if most:
-    index = jnp.where(positive, of(positives, row), index)
+    index = jnp.where(positive, take(positives, row), index)
   return Sample(index, positive, row < p + n)
 
 
 def labels_of_sample(drawn: Sample, count: int) -> jax.Array:
-  """Returns the labels int [count] of all candidates, -1 for those outside of a sample."""
+  """Returns the labels, int [count], of all candidates: -1 for those not sampled."""
   index = jnp.where(drawn.valid, drawn.index, count)
   labels = jnp.full(count, -1, jnp.int32)
   return labels.at[index].set(drawn.positive.astype(jnp.int32), mode='drop')

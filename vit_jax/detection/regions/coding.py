@@ -1,6 +1,7 @@
-"""Boxes as offsets from other boxes: "Rich feature hierarchies", arXiv 1311.2524, app. C.
+"""Encodes boxes as offsets from other boxes, and decodes them.
 
-Boxes are float32 [..., 4], left, top, right, bottom in pixels; functions broadcast.
+"Rich feature hierarchies", arXiv 1311.2524, appendix C. Boxes are float32 [..., 4], left,
+top, right, bottom in pixels; functions broadcast.
 """
 
 import math
@@ -8,14 +9,15 @@ import math
 import jax
 import jax.numpy as jnp
 
-# The largest offset of a side, so that its exponential stays finite: 16 pixels to 1000.
+# The largest offset of a side, which turns 16 pixels into 1000. Without a limit the
+# exponential could overflow.
 CLAMP = math.log(1000 / 16)
 
 
 def encode(boxes: jax.Array, targets: jax.Array, weights) -> jax.Array:
-  """Returns the offsets [..., 4] (dx, dy, dw, dh) from boxes to targets.
+  """Encodes targets as offsets [..., 4] (dx, dy, dw, dh) from boxes.
 
-  A box or target without an area, such as padding, gives finite numbers without a meaning.
+  Boxes or targets without an area, such as padding, give finite but meaningless offsets.
 
   Args:
     weights: factors of the four offsets.
@@ -30,11 +32,11 @@ def encode(boxes: jax.Array, targets: jax.Array, weights) -> jax.Array:
 def decode(
   deltas: jax.Array, boxes: jax.Array, weights, clamp_both: bool = False
 ) -> jax.Array:
-  """Returns the boxes [..., 4] that are `deltas` away from `boxes`.
+  """Decodes offsets `deltas` from `boxes` to boxes [..., 4]; the inverse of `encode`.
 
   Args:
     weights: the factors of `encode`.
-    clamp_both: whether offsets of sides are bounded from below as well as from above.
+    clamp_both: whether offsets of sides are clamped from below as well as from above.
   """
   x, y, w, h = _parts(boxes)
   deltas = deltas.astype(jnp.float32) / jnp.asarray(weights, jnp.float32)
@@ -45,7 +47,7 @@ def decode(
 
 
 def clip(boxes: jax.Array, size: jax.Array) -> jax.Array:
-  """Returns boxes [..., 4] cut off at the border of an image.
+  """Clips boxes [..., 4] at the border of an image.
 
   Args:
     size: [2], the image's height and width.
@@ -55,7 +57,7 @@ def clip(boxes: jax.Array, size: jax.Array) -> jax.Array:
 
 
 def sides(boxes: jax.Array) -> jax.Array:
-  """Returns width and height [..., 2]."""
+  """Returns widths and heights [..., 2]."""
   return boxes[..., 2:] - boxes[..., :2]
 
 

@@ -1,4 +1,4 @@
-"""Masks of boxes: targets cut out of masks, and predictions pasted into images."""
+"""Crops masks to boxes, as targets, and pastes predicted masks into images."""
 
 import jax
 import jax.numpy as jnp
@@ -15,23 +15,26 @@ def targets(
   size: int,
   aligned: bool = True,
 ) -> jax.Array:
-  """Returns the share of each bin of each box that its mask covers, [R, size, size].
+  """Returns the share of each bin that the box's mask covers, [R, size, size].
 
-  RoIAlign of the masks, with a sample for each of their cells, as detectron2's
-  `BitMasks.crop_and_resize`, which then asks for 0.5 or more.
+  This is RoIAlign of the masks with one sample per cell, as detectron2's
+  `BitMasks.crop_and_resize`, which then thresholds at 0.5.
 
   Args:
-    masks: [N, h, w], float or bool, or uint8 where 255 is 1.
-    extents: corners [N, 4], the pixels that each mask covers: the whole image, or the box
-      of the object. Beyond them a mask is 0.
-    boxes: corners [R, 4]. index: int [R], the mask of each box.
+    masks: [N, h, w], float or bool, or uint8 where 255 stands for 1.
+    extents: corners [N, 4] of the region that a mask's array spans: the whole image, or
+      the box of the object. Outside of it the mask is 0.
+    boxes: corners [R, 4].
+    index: int [R], the mask of each box.
+    size: bins along each side of a box.
+    aligned: as in `roi_align`.
   """
   scale = 1 / 255 if masks.dtype == jnp.uint8 else 1
   extents = extents[index]
   height, width = masks.shape[1:]
   cells = jnp.array([width, height], jnp.float32)
   length = extents[:, 2:] - extents[:, :2]
-  # The quotient alone would be off by one rounding where a mask is the whole image.
+  # Exactly 1 where a mask spans the whole image; the quotient could be off by a rounding.
   per_pixel = jnp.where(length == cells, 1, cells / jnp.where(length > 0, length, 1))
   low = (boxes[:, :2] - extents[:, :2]) * per_pixel  # [R, 2]
   high = (boxes[:, 2:] - extents[:, :2]) * per_pixel
@@ -43,14 +46,15 @@ def targets(
 
 
 def paste(masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """Returns bool [n, H, W]: where the masks are 0.5 or more, stretched over their boxes.
+  """Stretches masks over their boxes and thresholds them at 0.5; returns bool [n, H, W].
 
-  Bilinear between the centres of cells, and 0 beyond a mask: detectron2's
-  `paste_masks_in_image`. NumPy, one mask at a time.
+  Interpolates bilinearly between the centres of cells; outside of its box a mask is 0. This
+  is detectron2's `paste_masks_in_image`, in NumPy, one mask at a time.
 
   Args:
-    masks: probabilities [n, m, m]. boxes: corners [n, 4] in pixels of the image.
-    size: (H, W).
+    masks: probabilities [n, m, m].
+    boxes: corners [n, 4] in pixels of the image.
+    size: (H, W) of the image.
   """
   result = np.zeros((len(masks), *size), bool)
   for canvas, mask, box in zip(result, masks, boxes, strict=True):
@@ -63,8 +67,11 @@ def paste(masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> np.nda
 
 
 def _stretch(low, high, pixels, cells):
-  """Returns the pixels that a box touches, and their places among cells with a margin."""
-  # Half a cell beyond the box the nearest cell still has a weight, below one half.
+  """Returns the slice of pixels that a box touches, and their positions in cells.
+
+  Positions count a margin of one cell on each side of the mask.
+  """
+  # Pixels outside of the box are left out: there a mask is always below one half.
   first, last = max(int(np.floor(low)), 0), min(int(np.ceil(high)), pixels)
   if not low < high or first >= last:
     return slice(0, 0), np.zeros(0, np.float32)
@@ -74,8 +81,8 @@ def _stretch(low, high, pixels, cells):
 
 
 def _interpolate(x, place):
-  """Returns rows of x [n, m] at places [p], linear between two rows: [p, m]."""
-  # Not as a product, whose threads would take longer to start than it takes.
+  """Interpolates x [n, m] linearly at rows `place` [p]; returns [p, m]."""
+  # A matrix product would be slower, because starting its threads takes longer.
   row = np.minimum(place.astype(int), len(x) - 2)
   part = (place - row)[:, None]
   return (1 - part) * x[row] + part * x[row + 1]

@@ -1,42 +1,44 @@
-"""In what the three implementations of two-stage detectors differ.
+"""Differences between detectron2, torchvision and mmdetection.
 
-Weights of one give its published results only with all its details: detectron2's,
-torchvision's, and those of mmdetection 2 in the configs of Swin's authors.
+Weights reproduce their published results only with all details of the implementation that
+trained them. mmdetection stands for version 2 with the configs of Swin's authors.
 """
 
 import dataclasses
 
-# Weights of dx, dy, dw and dh of a box head, and of the further stages of a cascade
+# Weights of dx, dy, dw and dh in the box head of each stage. A cascade has three stages
 # (Cascade R-CNN, arXiv 1712.00726, section 4).
 _WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
-_STDS = ((0.1, 0.2), (0.05, 0.1), (0.033, 0.067))  # their inverses in mmdetection
+# mmdetection has standard deviations instead, the inverses: of dx and dy, of dw and dh.
+_STDS = ((0.1, 0.2), (0.05, 0.1), (0.033, 0.067))
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """The details of an implementation.
+  """Details of one implementation.
 
   Attributes:
-    aligned: RoIAlign moves boxes by half a cell, as it should.
-    rounded_anchors: corners of anchors are whole pixels.
-    rounded_strides: the stride of a level is the image's side divided by the map's, rounded
-      down, which is not a power of 2 where sides are not.
-    level_epsilon: added to the side of a box, as a part of the canonical side, before its
-      logarithm; `late_epsilon` is added after it.
-    clamp_both: offsets of sides are bounded from below, too.
-    weights: of the offsets of boxes, by stage.
-    low_quality: the rule for anchors that overlap with a target most, see `assign.match`.
-    inside_only: anchors across the border of the image take no part in training.
-    targets_first: targets precede the proposals they are added to.
-    resampled: each stage of a cascade samples anew, among its boxes and the targets.
+    aligned: whether RoIAlign shifts boxes by half a cell, which is correct.
+    rounded_anchors: whether corners of anchors are rounded to whole pixels.
+    rounded_strides: whether the stride of a level is the image's side divided by the map's,
+      rounded down. It is no power of 2 for some sides.
+    level_epsilon, late_epsilon: guards against rounding in the level of a box. The first is
+      added to its side, in units of the canonical side, before the logarithm, the second
+      after it.
+    clamp_both: whether offsets of sides are clamped from below as well.
+    weights: factors of the offsets of boxes, by stage.
+    low_quality: the rule for the best anchors of a target, see `assign.match`.
+    inside_only: whether anchors that cross the border of the image are not trained.
+    targets_first: whether targets come before the proposals, or after them.
+    resampled: whether each stage of a cascade samples again, from its boxes and the targets.
     stage_losses: weights of the losses of a cascade's stages.
-    stage_gradient: factor of gradients from a cascade's stages into the maps.
-    mean_of_logits: a cascade averages its logits, not its probabilities.
-    least_side: proposals have longer sides; -1 admits boxes without an area.
-    nominal: losses of the RPN are divided by the number of anchors to sample, not by the
-      number that were sampled.
-    rpn_beta, box_beta: where smooth L1 turns linear; 0: L1.
-    soft_masks: targets of masks are shares of pixels, not 0 or 1.
+    stage_gradient: factor of the gradients from each stage of a cascade into the maps.
+    mean_of_logits: whether a cascade averages logits, or else probabilities.
+    least_side: proposals must have longer sides; -1 admits boxes without an area.
+    nominal: whether losses of the RPN are divided by the number of anchors to sample, or
+      else by the number that were sampled.
+    rpn_beta, box_beta: where smooth L1 becomes linear; 0 means L1.
+    soft_masks: whether targets of masks are shares of a cell, or else 0 and 1.
   """
 
   aligned: bool = True

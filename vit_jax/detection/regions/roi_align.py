@@ -1,9 +1,9 @@
 """RoIAlign: the mean of bilinear samples in each bin of a box (arXiv 1703.06870).
 
-The arithmetic of detectron2's `ROIAlignV2` and of `torchvision.ops.roi_align`, edge rules
-included. Interpolation along y and along x are independent, so the bins of a box are
-Wy F Wx^T exactly, with one matrix of weights for each axis. Products need no gather and
-no scatter, and every number of samples costs the same.
+It computes what detectron2's `ROIAlignV2` and `torchvision.ops.roi_align` compute, edge
+rules included. Interpolation along y does not depend on that along x, so the bins of a box
+are exactly Wy F Wx^T, with one matrix of weights per axis. Matrix products need neither
+gather nor scatter, and cost the same for any number of samples.
 """
 
 import functools
@@ -34,12 +34,13 @@ def roi_align(
   Args:
     maps: one [B, h, w, C] for each level.
     boxes: corners [B, R, 4] in pixels.
-    strides: pixels of a cell of each map.
-    samples: samples along each axis of a bin. 0 takes one for each cell that a bin covers,
-      rounded up, so that a box without area gives 0.
-    aligned: whether pixel centres are at half numbers. Without it every box is moved by
-      half a cell, and made at least one cell long.
-    levels: int [B, R], the map of each box; see `level_of`. The default is the first map.
+    strides: pixels per cell of each map.
+    size: bins along each axis.
+    samples: samples along each axis of a bin. 0 means adaptive: one per cell that a bin
+      covers, rounded up; a box without area then gives 0.
+    aligned: whether pixel centres are at half pixels. If not, every box is off by half a
+      cell, and made at least one cell long.
+    levels: int [B, R], the map of each box, see `level_of`. None: the first map.
 
   Returns:
     [B, R, size, size, C] in the dtype of the maps.
@@ -61,7 +62,7 @@ def roi_align(
 
 def _products(maps, boxes, levels, strides, size, samples, aligned):
   total = 0
-  # bfloat16 maps are accurate to 2**-9 themselves, and so are weights rounded like them.
+  # bfloat16 maps are accurate to 2**-9 only, so the weights may be rounded likewise.
   precision = 'default' if maps[0].dtype == jnp.bfloat16 else 'highest'
   product = functools.partial(jnp.einsum, precision=precision)
   for level, (x, stride) in enumerate(zip(maps, strides, strict=True)):
@@ -77,7 +78,7 @@ def _products(maps, boxes, levels, strides, size, samples, aligned):
 
 
 def _pool_random_boxes(*maps, count, strides, **options):
-  """Pools boxes of many sizes: the call that is verified on the device at hand."""
+  """Pools random boxes of many sizes: this call verifies the kernel on the device."""
   rng = np.random.default_rng(0)
   image = strides[0] * np.array(maps[0].shape[2:0:-1])
   sides = image * np.exp(rng.uniform(-4, 0, (count, 2)))
@@ -97,13 +98,15 @@ def level_of(
 ) -> jax.Array:
   """Returns the level of each box as int [...], 0 for the finest.
 
-  floor(level + log2(sqrt(area) / size)) within the given levels: FPN, arXiv 1612.03144,
-  equation 1. It compares the side with powers of two, as a logarithm would round.
+  This is floor(level + log2(sqrt(area) / size)), clipped to the given levels: FPN, arXiv
+  1612.03144, equation 1. It compares the side with powers of two, because a logarithm
+  would round.
 
   Args:
-    boxes: corners [..., 4]. finest, coarsest: the levels, such as 2 and 5.
+    boxes: corners [..., 4].
+    finest, coarsest: the range of levels, such as 2 and 5.
     canonical: (size, level): boxes of size x size pixels belong to that level.
-    origin: a key of `ORIGINS`, for the numbers that guard against rounding.
+    origin: a key of `ORIGINS`, whose epsilons guard against rounding.
   """
   size, level = canonical
   details = ORIGINS[origin]

@@ -1,6 +1,6 @@
-"""Non-maximum suppression in static shapes, exactly; proposals and detections.
+"""Exact non-maximum suppression in static shapes, for proposals and detections.
 
-For one image; callers map over a batch. No function has a gradient.
+Functions are for one image; callers map over a batch. None has a gradient.
 """
 
 from collections.abc import Sequence
@@ -19,24 +19,30 @@ def keep(
   valid: jax.Array,
   classes: jax.Array | None = None,
 ) -> jax.Array:
-  """Greedy suppression: bool [n], the boxes that no better one, itself kept, overlaps.
+  """Greedy suppression: returns bool [n], which boxes are kept.
 
-  By falling score, the first of equals first. A box is suppressed where the intersection
-  over union exceeds the threshold; boxes without an area suppress none. All boxes are
-  decided at once, from the decisions before, until none changes. That fixed point is
-  greedy suppression itself: box j depends on better ones alone, so after round j its
-  decision is final. Rounds are as many as the longest chain of overlaps, mostly below 10.
+  Boxes are visited in order of falling score; ties keep their order. A box is suppressed if
+  its IoU with a better box that is kept exceeds the threshold. Boxes without an area
+  suppress none.
+
+  The loop decides about all boxes at once, given the decisions of the round before, until
+  nothing changes. This yields exactly the greedy result: box j depends only on better
+  boxes, so its decision is final after round j. The number of rounds is the length of the
+  longest chain of overlaps, usually below 10.
 
   Args:
     boxes: [n, 4] corners.
-    valid: bool [n], False for padding, which is not kept.
-    classes: int [n]; boxes of different classes do not suppress each other.
+    scores: [n].
+    threshold: of intersection over union.
+    valid: bool [n], False for padding, which is never kept.
+    classes: int [n]. Boxes of different classes do not suppress each other.
   """
   n = len(boxes)
   order = jnp.argsort(jnp.where(valid, -scores, jnp.inf), stable=True)
   ours, valid = boxes[order], valid[order]
   common, union = common_and_union(ours[:, None], ours[None])
-  # Not a quotient: where division is approximate, a quotient at the threshold is unsafe.
+  # Compares a product, because some devices divide approximately, and a quotient at the
+  # threshold could fall on the wrong side.
   over = (common > threshold * union) & jnp.triu(jnp.ones((n, n), bool), 1)
   if classes is not None:
     over &= classes[order][:, None] == classes[order][None]
@@ -51,9 +57,9 @@ def keep(
 
 
 def _best(scores: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the largest scores and their places, the first of equals first.
+  """Returns the largest scores and their positions; ties keep their order.
 
-  By a sort: `top_k` of 2,000 among 200,000 takes a TPU v5e 25 times as long.
+  It sorts, because `top_k` of 2,000 among 200,000 takes a TPU v5e 25 times as long.
   """
   places = jnp.arange(len(scores))
   falling, index = jax.lax.sort((-scores, places), num_keys=1, is_stable=True)
@@ -74,13 +80,16 @@ def proposals(
 ) -> dict[str, jax.Array]:
   """Returns the proposals of an RPN: 'boxes' [P, 4], 'logits' [P], 'valid' [P], best first.
 
-  Suppression is within a level, "Feature Pyramid Networks", arXiv 1612.03144, section 4.1.
+  Boxes of different levels do not suppress each other ("Feature Pyramid Networks", arXiv
+  1612.03144, section 4.1).
 
   Args:
     logits, deltas, anchors: [A], [A, 4] and [A, 4] of each level.
-    size: [2], the image's height and width: boxes end there.
-    before, after: the best of each level before suppression; of all levels after it.
-    least: proposals have longer sides.
+    size: [2], the image's height and width, to which boxes are clipped.
+    before: proposals to keep per level, before suppression.
+    after: proposals to keep in all, after suppression.
+    threshold: of intersection over union.
+    least: proposals must have longer sides.
     clamp_both: see `coding.decode`.
   """
   levels = []
@@ -115,20 +124,22 @@ def detections(
 ) -> dict[str, jax.Array]:
   """Returns 'boxes' [D, 4], 'scores', 'labels', 'rows', 'valid', 'complete', best first.
 
-  Suppression is within a class. Only the best `candidates` of all pairs of a box and a
-  class enter it. The result is exact where no pair was left out, or where D detections
-  remain that score no less than those pairs; 'complete' tells.
+  Boxes of different classes do not suppress each other. Of all pairs (box, class) only the
+  best `candidates` are considered. The result is still exact if no pair was left out, or if
+  D detections remain that score at least as much as every pair left out. 'complete' says
+  whether it is exact.
 
   Args:
-    boxes: [R, 4] corners, or [R, 4 K] for a box of each class.
+    boxes: [R, 4] corners, or [R, 4 K] with a box for each class.
     probabilities: [R, K], without the background.
-    valid: bool [R].
+    valid: bool [R], False for padding.
     size: [2], the image's height and width.
-    least: detections score more.
+    least: detections must score more.
     threshold: of intersection over union.
-    most: D, at most.
-    soft: linear soft-NMS, arXiv 1704.04503: overlapping boxes stay, and score less by the
-      overlap, as in mmcv.
+    most: limit of D.
+    candidates: how many pairs are considered.
+    soft: whether to use linear soft-NMS, arXiv 1704.04503, as in mmcv: overlapping boxes
+      stay, and their score is multiplied by 1 - overlap.
   """
   R, K = probabilities.shape
   boxes = boxes.astype(jnp.float32).reshape(R, -1, 4)
@@ -159,7 +170,7 @@ def detections(
 
 
 def _soft(boxes, scores, classes, threshold: float, most: int):
-  """Returns the scores [most], decayed, and places [most] that soft-NMS takes in turn."""
+  """Soft-NMS: returns decayed scores [most] and positions [most], in order of choice."""
 
   def take(scores, _):
     best = scores.argmax()

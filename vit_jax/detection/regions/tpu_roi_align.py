@@ -1,11 +1,13 @@
-"""RoIAlign on TPUs: a kernel for it and one for its derivative.
+"""RoIAlign on TPUs: one Pallas kernel for the forward pass, one for the backward pass.
 
-XLA's products multiply every cell of a map by weights of every box, nearly all zero. Here
-a grid step holds some rows of a map, and each box that touches them visits the windows of
-columns that it covers. The product of a window's cells with their weights in all bins is
-added to the bins of the box; in the derivative, the product with the bins' gradients is
-added to the rows of the map. So nothing is gathered or scattered, a box may be of any
-length, maps are read once for each group of boxes and written once, and sums are float32.
+As matrix products in XLA, RoIAlign multiplies every cell of a map by a weight for every
+box, and nearly all weights are zero. Here a grid step holds some rows of a map. Each box
+that touches these rows visits the windows of columns that it covers. Forward, a window's
+cells times their weights are added to the bins of the box. Backward, the gradients of the
+bins times the weights are added to the rows of the map.
+
+Nothing is gathered or scattered, and a box may have any size. Maps are read once per group
+of boxes and written once. Sums are float32.
 """
 
 import functools
@@ -23,15 +25,19 @@ from jax.sharding import PartitionSpec
 from vit_jax.detection.regions.bins import Axis
 from vit_jax.kernels import split, tpus
 
-_ROWS, _COLUMNS = 8, 32  # A window: two tiles of a matrix unit deep.
-_SUBLANES, _TILE = 8, 16  # Rows of a register, and rows of a tile of bfloat16.
-_SUMS = 16 * 2**20  # Bytes of the bins of a group of boxes, in float32.
-_VISITS = 5  # Windows that a box visits on average, for the estimate of the cost.
+# Rows and columns of a window. Its 256 cells are two tiles of a matrix unit.
+_ROWS, _COLUMNS = 8, 32
+# Rows of a register, and rows of a bfloat16 tile.
+_SUBLANES, _TILE = 8, 16
+# Most bytes of the float32 bins of a group of boxes.
+_SUMS = 16 * 2**20
+# Windows that a box visits on average, for the cost estimate.
+_VISITS = 5
 _IMAGES = PartitionSpec(('data', 'fsdp'))
 
 
 class Pooling(NamedTuple):
-  """The arguments of `roi_align.roi_align` that are no arrays.
+  """The arguments of `roi_align.roi_align` that are not arrays.
 
   Attributes:
     vmem: bytes of on-chip memory that a kernel may use.
@@ -45,26 +51,28 @@ class Pooling(NamedTuple):
 
   @property
   def bins(self) -> int:
-    """Bins of a box, each row of them padded to whole registers."""
+    """Number of a box's bins, with each row padded to whole registers."""
     return self.size * _round_up(self.size, _SUBLANES)
 
 
 def plan(maps, count: int, pooling: Pooling) -> Pooling | None:
-  """Returns the pooling with its memory for `count` boxes of each image, or None.
+  """Returns the pooling with its on-chip memory, or None if the kernel cannot run.
 
-  None where the mesh (`jax.set_mesh`) is not one of TPUs, splits channels or does not
-  divide the batch, for channels that do not fill registers, and where the gradients of
-  all boxes do not fit on the chip.
+  It cannot run if the mesh (`jax.set_mesh`) has no TPUs, splits channels or does not divide
+  the batch; if the channels do not fill registers; or if the gradients of all boxes of an
+  image do not fit on the chip.
 
   Args:
     maps: [B, h, w, C], bfloat16.
+    count: boxes per image.
+    pooling: the arguments of the call.
   """
   mesh, channels = tpus(maps[0].shape[0]), maps[0].shape[-1]
   if mesh is None or mesh.shape['tensor'] > 1 or channels % 128:
     return None
   vmem = pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
-  # Gradients of bins in bfloat16, or a group's sums and results; rows double-buffered in
-  # bfloat16, and the sums of one map's rows.
+  # Backward holds the bfloat16 gradients of all bins; forward holds a group's sums and
+  # results. Both also hold rows of the maps: double-buffered bfloat16 and float32 sums.
   bins = max(2 * count * pooling.bins * channels, 2 * _SUMS)
   rows = _ROWS * channels * sum(_padded_shape(x)[2] for x in maps)
   return pooling._replace(vmem=vmem) if bins + (2 * 2 + 4) * rows <= vmem else None
@@ -74,7 +82,7 @@ def plan(maps, count: int, pooling: Pooling) -> Pooling | None:
 def roi_align(maps, boxes, levels, pooling: Pooling) -> jax.Array:
   """Computes `roi_align.roi_align` of a tuple of maps, under any mesh or none.
 
-  Differentiable in reverse mode only: the derivative is a kernel, too.
+  It is differentiable in reverse mode only, because the derivative is a kernel, too.
   """
 
   def run(boxes, levels, *maps):
@@ -108,7 +116,8 @@ def _bwd(pooling, residuals, gradient):
     padding = ((0, 0),) * 3 + ((0, -pooling.size % _SUBLANES), (0, 0))
     gradient = jnp.pad(gradient, padding).reshape(*boxes.shape[:2], pooling.bins, -1)
     shapes = list(map(_padded_shape, maps))
-    # The gradients of an image's bins stay on the chip. One buffer, as they change rarely.
+    # The gradients of an image's bins stay on the chip. They change once per image, so a
+    # single buffer suffices.
     whole = pl.BlockSpec(
       (1, *gradient.shape[1:]), lambda b, g, i, _: (b, 0, 0, 0), pl.Buffered(1)
     )
@@ -152,12 +161,12 @@ def _pad(x):
 
 
 def _first(heights) -> list[int]:
-  """Returns the number of each map's first block of rows, and the number of all blocks."""
+  """Returns the index of each map's first block of rows, then the number of blocks."""
   return [0, *itertools.accumulate(-(-h // _ROWS) for h in heights)]
 
 
 def _rows(maps) -> list[pl.BlockSpec]:
-  """Returns the block of each map at a step. It stays the same while others have theirs."""
+  """Makes the block spec of each map. A map's block stays put while others are visited."""
   first = _first(x.shape[1] for x in maps)
   place = lambda start, end: (
     lambda b, g, i, _: (b, jnp.clip(i, start, end - 1) - start, 0, 0)
@@ -172,7 +181,10 @@ def _call(kernel, pooling, boxes, inputs, in_specs, out_specs, out_shape, sums):
   """Runs a kernel over images, groups of boxes and blocks of rows of all maps.
 
   Args:
+    kernel: `_forward` or `_backward`.
+    pooling: the arguments of the call.
     boxes: the arguments of `_lists` after `pooling`.
+    inputs, in_specs, out_specs, out_shape: as in `pallas_call`.
     sums: shape of the float32 sums on the chip.
   """
   visitors, counts, scalars, windows = _lists(pooling, *boxes)
@@ -214,22 +226,26 @@ def _call(kernel, pooling, boxes, inputs, in_specs, out_specs, out_shape, sums):
       dimension_semantics=('parallel', 'arbitrary', 'arbitrary'),
       vmem_limit_bytes=pooling.vmem,
     ),
-    metadata={'grid': 'x'.join(map(str, grid))},  # Read by the count of cycles.
+    # benchmarks read the grid to count cycles.
+    metadata={'grid': 'x'.join(map(str, grid))},
     name=kernel.__name__.strip('_') + '_roi_align',
   )(counts, visitors, scalars, windows, *inputs)
 
 
 def _lists(pooling, boxes, levels, sides, group):
-  """Returns which boxes touch which rows of which map, and where.
+  """Lists which boxes touch which block of rows, and which windows they visit.
 
   Args:
-    sides: (h, w) of each map. group: the number of boxes of a group, which divides R.
+    pooling: the arguments of the call.
+    boxes, levels: as in `roi_align.roi_align`.
+    sides: (h, w) of each map.
+    group: boxes in a group, a divisor of R.
 
   Returns:
-    visitors: int [B, groups, blocks, 1, group], the boxes that touch a block, in front.
-    counts: int [B * groups * blocks], their number.
+    visitors: int [B, groups, blocks, 1, group]: boxes that touch a block come first.
+    counts: int [B * groups * blocks], how many boxes touch a block.
     scalars: float32 [B, groups, 12, group], the fields of `Axis` for rows and columns.
-    windows: int [B, groups, 2, group], the first column and the number of windows.
+    windows: int [B, groups, 2, group], each box's first column and number of windows.
   """
   of_level = lambda values, dtype: jnp.asarray(values, dtype)[levels]
   scale = of_level([1 / stride for stride in pooling.strides], jnp.float32)
@@ -308,10 +324,12 @@ def _visits(pooling, sides, lists, maps, visit, *around):
   """Visits the windows of all boxes that touch the rows of this step.
 
   Args:
-    sides, lists: as in `_lists`. maps: blocks of the maps.
-    visit: gets the block, the number of the box, the slice of the window's columns, and
-      its weights [bins, rows x columns], bfloat16.
-    around: called with the block before and after its visits.
+    sides: (h, w) of each map.
+    lists: blocks of the results of `_lists`.
+    maps: blocks of the maps.
+    visit: called with the block, the index of the box, the slice of the window's columns,
+      and its weights [bins, rows x columns], bfloat16.
+    around: functions to call with the block before and after its visits.
   """
   block, count = pl.program_id(2), pl.num_programs(2)
   step = (pl.program_id(0) * pl.num_programs(1) + pl.program_id(1)) * count + block
@@ -332,7 +350,7 @@ def _visits(pooling, sides, lists, maps, visit, *around):
 
 
 def _windows(pooling, side, rows, lists, cells, visit, i, carry):
-  """Visits the windows of the i-th box that touches a block; `rows` is its first row."""
+  """Visits the windows of the i-th box that touches a block starting at row `rows`."""
   visitors, scalars, windows = lists
   shape = (_round_up(pooling.size, _SUBLANES), _ROWS * _COLUMNS)
   bins = lax.broadcasted_iota(jnp.int32, shape, 0).astype(jnp.float32)
@@ -345,7 +363,7 @@ def _windows(pooling, side, rows, lists, cells, visit, i, carry):
 
   def visit_window(j, carry):
     start = windows[0, 0, 0, box] + _COLUMNS * j
-    # The last window ends with the block, and leaves out columns of the one before.
+    # The last window is shifted to end with the block, and skips columns already visited.
     inside = pl.multiple_of(jnp.minimum(start, cells.shape[2] - _COLUMNS), _TILE)
     column = inside + place % _COLUMNS
     weights = x.weights(bins, column.astype(jnp.float32), side[1], pooling.samples)
