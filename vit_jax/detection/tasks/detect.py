@@ -1,8 +1,8 @@
-"""Detection as the prediction of a set: DETR, arXiv 2005.12872, sections 3.1 and A.4.
+"""Detection as set prediction: DETR, arXiv 2005.12872, sections 3.1 and A.4.
 
-A detector gives {'logits' [B, Q, K+1], 'boxes' [B, Q, 4]}: for each query its classes, the
-last of them "no object", and a box as centre, width and height from 0 to 1 of the image
-without its padding.
+A detector returns {'logits': [B, Q, K+1], 'boxes': [B, Q, 4]}. The last class is "no
+object". A box is centre x, centre y, width and height, as fractions of the image without
+its padding.
 """
 
 import jax
@@ -12,11 +12,12 @@ from vit_jax.check import Factor, Fraction
 from vit_jax.detection import boxes
 from vit_jax.detection.tasks.matching import match
 
-L1, GIOU, NO_OBJECT = 5.0, 2.0, 0.1  # the paper's weights, A.4
+# The paper's weights, section A.4.
+L1, GIOU, NO_OBJECT = 5.0, 2.0, 0.1
 
 
 class Detect:
-  """The set loss of a model's queries, over all its decoder layers."""
+  """DETR's set loss, summed over all layers of the decoder."""
 
   CLASSES = 'label'
   OUTPUTS = 'boxes'
@@ -34,13 +35,15 @@ class Detect:
     """Builds the task from a detector and the spec of batches with boxes.
 
     Args:
-      l1, giou: weights of the two losses of boxes, and of the two costs by which queries
-        are matched; the classes' loss and cost have the weight 1.
-      no_object: weight of queries without an object in the classes' loss.
+      model: a detector.
+      spec: {name: shape and dtype} of a batch.
+      l1, giou: weights of the two losses of boxes, and of the two costs in the matching.
+        The loss and the cost of classes have the weight 1.
+      no_object: weight of queries without an object in the loss of classes.
 
     Raises:
-      ValueError: for batches without boxes and their classes, or with more boxes for an
-        image than the model has queries.
+      ValueError: batches have no boxes or no classes, or an image may have more boxes than
+        the model has queries.
     """
     shape = tuple(spec['boxes'].shape[1:]) if 'boxes' in spec else ()
     label = tuple(spec['label'].shape[1:]) if 'label' in spec else ()
@@ -66,15 +69,15 @@ class Detect:
     return self.model.init(rng, image)
 
   def prepare(self, batch: dict, rng) -> dict:
-    """Returns a whole batch with its 'target', before it is cut into micro-batches.
+    """Adds 'target' to a whole batch, before it is cut into micro-batches.
 
-    Losses are means over the number of boxes in the whole batch, over all devices and
+    Losses are divided by the number of boxes in the whole batch, over all devices and
     micro-batches.
 
     Args:
-      batch: 'image' [B, H, W, C]; 'boxes' [B, N, 4], top, left, bottom, right from 0 to 1;
-        'label' int [B, N]; 'boxes_mask' [B, N], 1 for a box; 'weight' [B]; maybe
-        'image_mask' [B, H, W], 0 for padding.
+      batch: 'image' [B, H, W, C]; 'boxes' [B, N, 4], top, left, bottom, right as fractions;
+        'label' int [B, N]; 'boxes_mask' [B, N], 1 for a box; 'weight' [B]; and if images
+        are padded 'image_mask' [B, H, W], 0 for padding.
       rng: not used.
     """
     del rng
@@ -92,10 +95,12 @@ class Detect:
   def loss(self, variables, batch: dict, rng):
     """Returns (loss, (metrics, batch statistics)) of a prepared batch.
 
-    The metrics are those of the last layer; 'loss' is the sum over all layers.
+    Metrics are those of the last layer, but 'loss' is the sum over all layers.
 
     Args:
-      rng: for dropout.
+      variables: of the model.
+      batch: a prepared batch, or a part of it.
+      rng: random key for dropout.
     """
     (outputs, out), updated = self.model.apply(
       variables,
@@ -118,14 +123,15 @@ class Detect:
 def costs(
   outputs: dict, targets: dict, *, l1: float = L1, giou: float = GIOU
 ) -> jax.Array:
-  """Returns the cost [..., Q, N] of each query for each target: section 3.1, equation 2.
+  """Returns the cost [..., Q, N] of matching each query with each target.
 
-  Minus the probability of the target's class, plus the L1 distance of the boxes, minus
-  their generalised overlap.
+  It is -p + l1 * distance - giou * overlap: the probability of the target's class, the L1
+  distance of the boxes and their generalised IoU (section 3.1, equation 2).
 
   Args:
     outputs: 'logits' [..., B, Q, K+1] and 'boxes' [..., B, Q, 4].
     targets: 'label' int [B, N] and 'boxes' [B, N, 4].
+    l1, giou: see `Detect`.
   """
   likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))
   label = jnp.broadcast_to(
@@ -149,20 +155,21 @@ def losses(
   """Returns the set loss of a batch and its parts.
 
   Args:
-    outputs: 'logits' [B, Q, K+1], 'boxes' [B, Q, 4], of the last layer; maybe
-      'aux_logits' [L-1, B, Q, K+1] and 'aux_boxes' [L-1, B, Q, 4] of the layers before,
-      each of which is matched by itself.
-    targets: 'label' int [B, N], 'boxes' [B, N, 4] like the outputs', 'valid' [B, N], 0 for
-      padding. A part of a batch also has 'weight' [B], the images' weights, which sum to
-      1 over the whole batch, and 'mean_number' [B], its mean number of boxes.
+    outputs: 'logits' [B, Q, K+1] and 'boxes' [B, Q, 4] of the last layer; optionally
+      'aux_logits' [L-1, B, Q, K+1] and 'aux_boxes' [L-1, B, Q, 4] of the layers before it.
+      Each layer is matched on its own.
+    targets: 'label' int [B, N]; 'boxes' [B, N, 4], centres; 'valid' [B, N], 0 for padding. A
+      part of a batch also has 'weight' [B], the images' weights, which sum to 1 over the
+      whole batch, and 'mean_number' [B], the mean number of boxes in the whole batch.
     l1, giou, no_object: see `Detect`.
 
   Returns:
-    'loss', the sum over layers of loss_ce + l1 loss_bbox + giou loss_giou; these three
-    [L], the last layer last: the classes' weighted mean over all queries, and two means
-    over boxes; 'cardinality_error' [L], the difference between the number of queries
-    with an object and the number of boxes; 'class_error', the last layer's, in percent
-    of the boxes, and 100 for a batch without boxes, as in the original code.
+    'loss', the sum over layers of loss_ce + l1 loss_bbox + giou loss_giou.
+    'loss_ce' [L], by layer: the weighted mean over queries of the loss of classes.
+    'loss_bbox' and 'loss_giou' [L]: means over boxes.
+    'cardinality_error' [L]: |queries with an object - boxes|, a mean over images.
+    'class_error': the percentage of boxes that the last layer classifies wrongly; 100 for a
+    batch without boxes, as in the original code.
   """
   label, valid = targets['label'], targets['valid'] > 0
   every = {
@@ -185,15 +192,17 @@ def losses(
   cost = jnp.moveaxis(costs(every, targets, l1=l1, giou=giou), 0, 1)  # [B, L, Q, N]
   query = match(cost, jnp.repeat(valid[:, None], L, 1))
   query = jnp.moveaxis(query, 1, 0)  # [L, B, N]
-  pairs = jax.nn.one_hot(query, Q)  # [L, B, N, Q], zeros for a target without a query
+  # [L, B, N, Q], zeros for a target without a query.
+  pairs = jax.nn.one_hot(query, Q)
   has_object = pairs.sum(-2) > 0  # [L, B, Q]
-  # Exact: TPUs would round labels above 256 to bfloat16.
+  # 'highest', because a TPU would round labels above 256 to bfloat16.
   classes = jnp.einsum('lbnq,bn->lbq', pairs, label, precision='highest')
   classes = jnp.where(has_object, classes, K).astype(jnp.int32)
   log = jax.nn.log_softmax(every['logits'])
   ce = -jnp.take_along_axis(log, classes[..., None], -1)[..., 0]
   ce = (ce * jnp.where(has_object, 1, no_object)).sum(-1)  # [L, B]
-  total = mean_number + no_object * (Q - mean_number)  # weight of an image's queries
+  # Sum of the weights of an image's queries.
+  total = mean_number + no_object * (Q - mean_number)
 
   ours = jnp.take_along_axis(every['boxes'], query[..., None] % Q, -2)  # [L, B, N, 4]
   over_pairs = lambda x: jnp.where(query >= 0, x, 0).sum(-1)
@@ -217,17 +226,17 @@ def losses(
 
 
 def arguments(batch: dict) -> dict:
-  """Returns the arguments of a detector, 'images', and 'mask' where images are padded.
+  """Returns the arguments of a detector: 'images', and 'mask' if images are padded.
 
   Args:
-    batch: 'image' [B, H, W, C]; maybe 'image_mask' [B, H, W], 0 for padding.
+    batch: 'image' [B, H, W, C]; if images are padded 'image_mask' [B, H, W], 0 for padding.
   """
   images = batch['image']
   if 'image_mask' not in batch:
     return {'images': images}
   mask = batch['image_mask'] > 0
-  # An image that could not be read has no pixel. Attention to nothing would be NaN, which
-  # the image's weight of 0 would not keep out of the sums.
+  # An image that could not be read is all padding. Attention to nothing would give NaN, and
+  # NaN times the image's weight of 0 is NaN: treat all its pixels as shown.
   mask |= ~mask.any((1, 2), keepdims=True)
-  # Padding is 0 as in the reference code, whatever value_range made of it.
+  # As in the reference code padding is 0, although value_range may have changed it.
   return {'images': images * mask[..., None], 'mask': mask}

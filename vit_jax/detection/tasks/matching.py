@@ -1,27 +1,27 @@
-"""Bipartite matching: the assignment of objects to queries of the least total cost."""
+"""Bipartite matching: assigns objects to queries at the least total cost."""
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-# Replaces costs that are not finite, as of a model that diverges: the search must end.
+# Replaces costs that are not finite, as when a model diverges, so that the search ends.
 _WORST = 1e6
 
 
 def match(cost: jax.Array, valid: jax.Array) -> jax.Array:
-  """Returns the query that each target is matched with, int32 [..., N], -1 for none.
+  """Matches each target with a query; returns int32 [..., N], -1 for no query.
 
-  The sum of the costs of the pairs is the least possible. A query has at most one target.
-  Computed on the device, by `optax.assignment.hungarian_algorithm`; without gradient.
+  The matching has the least possible sum of costs. A query has at most one target. The
+  device computes it, with `optax.assignment.hungarian_algorithm`; there is no gradient.
 
   Args:
-    cost: float [..., Q, N], of each query for each target, N <= Q. If there are several
-      leading axes, the first is the batch, which a mesh may split.
-    valid: bool or 0/1 [..., N]; the other targets are padding, matched with none.
+    cost: float [..., Q, N], the cost of each query for each target, N <= Q. If there are
+      several leading axes, the first is the batch, which a mesh may split.
+    valid: bool or 0/1 [..., N]; 0 marks padding, which gets no query.
 
   Raises:
-    ValueError: for more targets than queries.
+    ValueError: there are more targets than queries.
   """
   Q, N = cost.shape[-2:]
   if N > Q:
@@ -37,10 +37,10 @@ def _match(cost, valid):
   Q, N = cost.shape
   cost = jnp.nan_to_num(cost, nan=_WORST, posinf=_WORST, neginf=-_WORST).T  # [N, Q]
   most, least = jnp.max(cost), jnp.min(cost)
-  # Each target has a place of its own behind the queries. Padding takes it in one step of
-  # the search; left to the queries, equal costs would make it try them one after another
-  # (100 queries, 10 of 100 targets valid: 15 to 20 times as long on CPU). A valid target
-  # never takes it: it costs more than any exchange could save.
+  # Each target gets an extra column of its own after the queries. Padding takes it in one
+  # step of the search. Without it, padding would try the queries one after another, because
+  # their costs are equal (100 queries, 10 of 100 targets valid: 15 to 20 times as long on
+  # CPU). A valid target never takes it, because it costs more than any exchange could save.
   dear = most + N * (most - least + 1)
   padding = jnp.where(jnp.eye(N, dtype=bool), 0.0, 1.0)
   cost = jnp.where(
@@ -54,9 +54,10 @@ def _match(cost, valid):
 
 
 def _run_per_device(function):
-  """Runs a function of a batch on each device's part alone, where a mesh splits batches.
+  """Makes each device run a function on its own part of the batch.
 
-  Otherwise the search would ask all devices after every step whether they are done.
+  Otherwise all devices would have to agree, after every step of the search, whether it is
+  done.
   """
 
   def run(*args):

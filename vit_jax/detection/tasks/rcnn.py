@@ -1,8 +1,8 @@
-"""Detection in two stages: proposals, then a class, a box and a mask for each region.
+"""Two-stage detection: proposals, then a class, a box and a mask for each region.
 
 "Faster R-CNN", arXiv 1506.01497, section 3.1.2; "Mask R-CNN", arXiv 1703.06870, section 3;
-"Cascade R-CNN", arXiv 1712.00726, section 4. Denominators are those of detectron2; where
-another implementation differs, `regions.origins` says so.
+"Cascade R-CNN", arXiv 1712.00726, section 4. Denominators are those of detectron2;
+`regions.origins` lists the differences of other implementations.
 """
 
 from typing import Literal
@@ -22,7 +22,7 @@ BoxLoss = Literal['l1', 'giou']
 
 
 class RCNN:
-  """The losses of proposals and of one or several stages of regions."""
+  """The losses of proposals and of all stages of regions."""
 
   CLASSES = 'label'
   OUTPUTS = 'regions'
@@ -41,14 +41,15 @@ class RCNN:
     """Builds the task from a two-stage detector and the spec of batches with boxes.
 
     Args:
-      box_loss, proposal_loss: of the boxes of regions, and of proposals. 'l1': of their
-        offsets, or smooth L1 where the model's `origin` has it; 'giou': 1 - GIoU of the
-        boxes themselves.
+      model: a two-stage detector.
+      spec: {name: shape and dtype} of a batch.
+      box_loss, proposal_loss: the loss of the boxes of regions, and of proposals. 'l1' is L1
+        of offsets, or smooth L1 if the model's `origin` has it; 'giou' is 1 - GIoU of boxes.
       box_weight, proposal_weight: weights of these losses.
 
     Raises:
-      ValueError: for batches without boxes and their classes, or without masks for a model
-        that predicts them.
+      ValueError: batches have no boxes or classes, or no masks although the model predicts
+        masks.
     """
     self.model = model
     core = model.untuned
@@ -76,17 +77,18 @@ class RCNN:
     return self.model.init(rng, image)
 
   def prepare(self, batch: dict, rng) -> dict:
-    """Returns a whole batch with its 'target', before it is cut into micro-batches.
+    """Adds 'target' to a whole batch, before it is cut into micro-batches.
 
-    Each example has a key of its own, by its place in the whole batch: anchors and regions
-    are sampled alike on any number of devices, and in any number of micro-batches.
+    Each example gets a random key of its own, given by its position in the whole batch. So
+    the number of devices and micro-batches does not change which boxes are sampled.
 
     Args:
-      batch: 'image' [B, H, W, C]; 'boxes' [B, N, 4], top, left, bottom, right from 0 to 1
+      batch: 'image' [B, H, W, C]; 'boxes' [B, N, 4], top, left, bottom, right as fractions
         of the image without its padding; 'label' int [B, N]; 'boxes_mask' [B, N], 1 for a
-        box; 'weight' [B]; maybe 'image_mask' [B, H, W], 0 for padding; with masks 'masks'
-        [B, N, m, m] and 'extents' [B, N, 4], see `data.objects.encode_masks`.
-      rng: for the samples.
+        box; 'weight' [B]; if images are padded 'image_mask' [B, H, W], 0 for padding; with
+        masks also 'masks' [B, N, m, m] and 'extents' [B, N, 4], see
+        `data.objects.encode_masks`.
+      rng: random key of the samples.
     """
     size = sizes_of(batch['image'], batch.get('image_mask'))
     pixels = lambda x: boxes.swap_axes(x * jnp.tile(size, 2)[:, None])
@@ -96,7 +98,7 @@ class RCNN:
     target = {
       'boxes': corners,
       'label': batch['label'],
-      # Nothing to learn from a box without an area.
+      # A box without an area teaches nothing.
       'valid': valid & (coding.sides(corners) > 0).all(-1),
       'key': jax.random.key_data(keys),
       'weight': weight,
@@ -109,7 +111,9 @@ class RCNN:
     """Returns (loss, (metrics, batch statistics)) of a prepared batch, see `losses`.
 
     Args:
-      rng: for dropout and stochastic depth.
+      variables: of the model.
+      batch: a prepared batch, or a part of it.
+      rng: random key for dropout and stochastic depth.
     """
     (outputs, _), updated = self.model.apply(
       variables,
@@ -140,36 +144,41 @@ def losses(
   proposal_loss: BoxLoss = 'l1',
   proposal_weight: float = 1.0,
 ) -> dict[str, jax.Array]:
-  """Returns the loss of a batch, 'loss', the sum of its parts, and these.
+  """Returns the loss of a batch and its parts.
 
-  Losses of proposals are sums over the sampled anchors of the batch, divided by the number
-  that are to be sampled. All others are divided by the number of rows that there are in
-  the batch, over all devices: of regions, also for the loss of boxes, which positive ones
-  alone have; of positive regions for the loss of masks. Micro-batches have these numbers
-  of their own and are weighted by their images, so that the sum is exact where samples are
-  full, as they almost always are, and the loss of masks about that of the whole batch.
+  Denominators:
+  - Losses of proposals are summed over the sampled anchors, and divided by the number of
+    anchors to sample.
+  - Losses of classes and boxes are divided by the number of sampled regions in the batch,
+    over all devices, although only positive regions have a loss of boxes.
+  - The loss of masks is divided by the number of positive regions.
+
+  Each micro-batch has its own denominators, and counts by its number of images. So the
+  total over micro-batches is exact if samples are full, as they almost always are; only
+  the loss of masks is approximate.
 
   Args:
     outputs: 'rpn', 'stages' and, with masks, 'masks' of a model in training, see
-      `models.rcnn`. Labels of anchors are 1, 0, or -1 outside of the sample; those of
-      regions are classes, or K for background.
+      `models.rcnn`. Labels of anchors are 1, 0, or -1 if not sampled. Labels of regions are
+      classes, or K for the background.
     targets: 'weight' [B], which sum to 1 over the whole batch and are 0 for images that do
       not count; for masks also 'masks' [B, N, h, w] and 'extents' [B, N, 4], see
       `regions.masks.targets`.
-    origin: the details of the implementation.
+    origin: details of the implementation.
     nominal: number of anchors to sample from an image.
     box_loss, box_weight, proposal_loss, proposal_weight: see `RCNN`.
 
   Returns:
-    'loss'; 'loss_object' and 'loss_proposal', of the RPN's classes and boxes; 'loss_class',
-    'loss_box' and 'loss_mask', sums over stages; 'positives', the mean number of positive
-    regions of an image in the first stage.
+    'loss', the sum of the others that begin with 'loss'.
+    'loss_object' and 'loss_proposal', for classes and boxes of the RPN.
+    'loss_class', 'loss_box' and 'loss_mask', sums over stages.
+    'positives', the mean number of positive regions per image in the first stage.
   """
   weight = targets['weight']
   total = lambda x: jnp.sum(jnp.where(weight > 0, weight * x, 0))  # [B] -> []
 
   def mean_count(rows):
-    """Returns the mean number of rows, bool [B, R], of the images that count."""
+    """Returns the mean number of rows, bool [B, R], per image that counts."""
     number = total(rows.sum(1)) / jnp.maximum(weight.sum(), 1e-9)
     return jnp.maximum(number, 1e-9)
 
@@ -178,7 +187,7 @@ def losses(
     return total(jnp.where(rows, x, 0).sum(1)) / mean_count(rows)
 
   def offsets(kind, deltas, rows, positive, beta, code):
-    """Returns the losses [B, R] of the boxes of positive rows, and 0."""
+    """Returns the losses [B, R] of boxes; rows that are not positive have 0."""
     if kind == 'giou':
       ours = coding.decode(deltas, rows['boxes'], code, origin.clamp_both)
       each = 1 - boxes.giou(ours, rows['target'])
@@ -227,11 +236,12 @@ def losses(
 
 
 def mask_targets(targets: dict, rows: dict, origin: Origin) -> jax.Array:
-  """Returns what the masks of regions are to be, float32 [B, M, m, m] from 0 to 1.
+  """Returns the targets of the regions' masks, float32 [B, M, m, m] from 0 to 1.
 
   Args:
     targets: 'masks' and 'extents', see `regions.masks.targets`.
-    rows: 'boxes' [B, M, 4], 'index' int [B, M] and 'logits' [B, M, m, m].
+    rows: the regions: 'boxes' [B, M, 4], 'index' int [B, M] and 'logits' [B, M, m, m].
+    origin: details of the implementation.
   """
   size = rows['logits'].shape[-1]
   cut = lambda *args: masks.targets(*args, size, origin.aligned)
@@ -242,10 +252,10 @@ def mask_targets(targets: dict, rows: dict, origin: Origin) -> jax.Array:
 
 
 def select_class(deltas: jax.Array, label: jax.Array) -> jax.Array:
-  """Returns the offsets [B, R, 4] of each row's class; any for background.
+  """Selects the offsets [B, R, 4] of each row's class; background gets some class.
 
   Args:
-    deltas: [B, R, K, 4], a box of each class, or [B, R, 1, 4], one of all.
+    deltas: [B, R, K, 4], a box for each class, or [B, R, 1, 4], one for all.
     label: int [B, R].
   """
   place = jnp.minimum(label, deltas.shape[2] - 1)
@@ -253,7 +263,7 @@ def select_class(deltas: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def smooth_l1(x: jax.Array, beta: float) -> jax.Array:
-  """Returns x^2 / (2 beta) where |x| is below beta, |x| - beta / 2 elsewhere; 0: |x|."""
+  """Returns x^2 / (2 beta) if |x| < beta, else |x| - beta / 2. With beta 0 that is |x|."""
   if beta == 0:
     return jnp.abs(x)
   return beta * optax.huber_loss(x / beta)

@@ -5,12 +5,12 @@ import optax
 
 from vit_jax.tasks.classify import Classify
 
-# The label without a class in the 8-bit files of COCO, Cityscapes, ADE20K.
+# The label of pixels that do not count, in the 8-bit files of COCO, Cityscapes and ADE20K.
 IGNORED = 255
 
 
 class Segment(Classify):
-  """Cross entropy of a model's logits at every pixel that has a label."""
+  """Cross entropy at every pixel that has a label."""
 
   CLASSES = 'segments'
   OUTPUTS = 'pixels'
@@ -21,7 +21,7 @@ class Segment(Classify):
     Pixels with the label IGNORED count neither in the loss nor in metrics.
 
     Raises:
-      ValueError: for batches without integer 'segments' of the images' size.
+      ValueError: batches have no integer 'segments' of the images' size.
     """
     segments = spec.get('segments')
     if (
@@ -37,7 +37,7 @@ class Segment(Classify):
     self.model = model
 
   def prepare(self, batch: dict, rng) -> dict:
-    """Returns a whole batch with the weights of its pixels, for `loss`.
+    """Adds the weights of pixels to a whole batch.
 
     All labelled pixels of the whole batch, over all devices and micro-batches, have equal
     weights that sum to 1.
@@ -54,12 +54,14 @@ class Segment(Classify):
     return {**batch, 'segments': segments, 'pixel_weight': weight}
 
   def loss(self, variables, batch: dict, rng):
-    """Returns (loss, (metrics, batch statistics)) of a prepared batch: means over pixels.
+    """Returns (loss, (metrics, batch statistics)) of a prepared batch, means over pixels.
 
     The loss is NaN if a label is not a class, so that the step counts as a bad one.
 
     Args:
-      rng: for dropout and stochastic depth.
+      variables: of the model.
+      batch: a prepared batch, or a part of it.
+      rng: random key for dropout and stochastic depth.
     """
     (logits, _), updated = self.model.apply(
       variables,
@@ -75,7 +77,7 @@ class Segment(Classify):
       logits, jnp.where(is_class, segments, 0)
     )
     each = jnp.where(is_class, each, jnp.nan)
-    # `where`, because 0 x nan would be nan.
+    # Not a product alone, because 0 times NaN is NaN.
     loss = jnp.where(weight > 0, weight * each, 0).sum()
     right = logits.argmax(-1) == segments
     metrics = {'loss': loss, 'accuracy': jnp.sum(weight * right)}

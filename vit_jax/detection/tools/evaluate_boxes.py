@@ -1,4 +1,4 @@
-"""`vit_jax evaluate` of a detector: COCO's twelve numbers, by the evaluator 'coco'."""
+"""`vit_jax evaluate` for detectors: COCO's twelve numbers, by the evaluator `coco`."""
 
 import functools
 import sys
@@ -15,7 +15,7 @@ _BATCH = 8  # images per step, each of a million pixels
 
 
 def run(args, loaded, own: str | None, section: dict) -> int:
-  """Prints the numbers; writes FILES into `--out`."""
+  """Evaluates a detector, prints the numbers, and writes FILES into `--out`."""
   import jax
 
   from vit_jax import sharding
@@ -52,9 +52,10 @@ def run(args, loaded, own: str | None, section: dict) -> int:
 
 
 def _evaluator(args, loaded, section: dict, out: Path | None, mesh):
-  """Returns the evaluator 'coco' of the data, and a note; by default the weights' `pp`.
+  """Builds the evaluator `coco`: (evaluator, note to print).
 
-  On other data than a run's own, masks are compared if the model and the data have any.
+  Uses the weights' `pp` by default. With `--data`, masks are compared if both the model and
+  the data have them.
   """
   from vit_jax import sharding
   from vit_jax.data.ops import registry
@@ -64,10 +65,11 @@ def _evaluator(args, loaded, section: dict, out: Path | None, mesh):
   divisor = sharding.batch_divisor(mesh)
   data = {'pp': loaded.pp, **section['data']}
   data['batch_size'] = args.batch or -(-_BATCH // divisor) * divisor
-  if args.pp or args.resolution:  # instead of the run's own
+  if args.pp or args.resolution:  # they replace the run's pipeline
     data['pp'] = args.pp or loaded.pp
   if not any({'boxes', 'label'} & {*op.maps} for op in registry.parse(data['pp'])):
-    # A batch needs the same number of objects in every image; the truth is the source's.
+    # A batch needs the same number of objects in every image. One suffices, because the
+    # truth comes from the source.
     data['pp'] += '|pad_to(boxes=1, label=1)'
   if out:
     data['bad_log'] = out / 'bad_images.jsonl'

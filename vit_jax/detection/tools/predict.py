@@ -9,7 +9,7 @@ from vit_jax import cli, terminal
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder, predict
 
-# The demos of facebookresearch/detr and of detectron2 keep objects that score more.
+# The demos of facebookresearch/detr and detectron2 have these thresholds.
 THRESHOLDS = {'boxes': 0.7, 'regions': 0.5}
 
 
@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_draw_folder(args, paths: list[str]) -> Path | None:
-  """Returns the folder `--draw`; UserError for one with images to read."""
+  """Returns the folder `--draw`; raises UserError if it holds images to read."""
   out = args.draw and out_folder.check_folder(args.draw, '--draw')
   if out and out.resolve() in {Path(path).resolve().parent for path in paths}:
     raise UserError(f'--draw {args.draw} holds images to read: name another folder.')
@@ -61,7 +61,7 @@ def objects(args, loaded, paths: list[str]) -> int:
 def _objects(
   path: str, i: int, detected, names: list[str] | None, least: float
 ) -> dict:
-  """Returns the objects of image i above the threshold, the most probable first."""
+  """Lists the objects of image i that score more than `least`, the best first."""
   from vit_jax.detection.coco import rle
 
   if detected.errors[i]:
@@ -115,9 +115,9 @@ def _draw(image: dict) -> None:
 
 
 def pixels(args, loaded, paths: list[str]) -> int:
-  """Prints the share of each class among an image's pixels; writes masks into `--draw`.
+  """Prints the share of each class in an image, and writes masks into `--draw`.
 
-  Masks have the size of their images and are as `masks:` reads them, in colours.
+  A mask has the size of its image, and a palette. The source `masks:` can read it.
   """
   from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Parts of a run's page about boxes and masks, beside the truth."""
+"""Parts of a run's page: predicted boxes and masks next to the truth."""
 
 import numpy as np
 
@@ -12,7 +12,10 @@ _SIDE = 360  # pixels of the longer side of a picture
 
 
 def boxes(run: Run, name: str) -> dict:
-  """Returns the template's values of an evaluation 'coco': boxes, PR curve, AP by class."""
+  """Returns values for the page's template, from an evaluation `coco`.
+
+  They are pictures with boxes, the precision-recall curve, and AP by class.
+  """
   answers = run.predictions[name]
   names, of_class = answers['names'].tolist(), answers['of_class'].tolist()
   examples, why = pictures.read(run, name, answers['index'])
@@ -55,12 +58,14 @@ def boxes(run: Run, name: str) -> dict:
 
 
 def masks(run: Run, name: str) -> dict:
-  """Returns the template's values of an evaluation 'segmentation': masks, IoU by class."""
+  """Returns values for the page's template, from an evaluation `segmentation`.
+
+  They are pictures with masks, and IoU by class.
+  """
   answers, counts = run.predictions[name], run.predictions[name]['counts']
   usual = counts.sum(1).argmax()
-  palette = np.pad(
-    drawing.palette(len(counts)), ((0, 1), (0, 0))
-  )  # black: not labelled
+  # The last colour is black, for pixels without a label.
+  palette = np.pad(drawing.palette(len(counts)), ((0, 1), (0, 0)))
   examples, why = pictures.read(run, name, answers['index'])
 
   def paint(i: int, classes) -> str:
