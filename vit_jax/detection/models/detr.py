@@ -1,8 +1,8 @@
 """DETR: "End-to-End Object Detection with Transformers", arXiv 2005.12872.
 
-A Transformer turns the last map of a backbone into a set of boxes, one for each of its
-learned queries. Norms follow the sums (post-norm), as in arXiv 1706.03762. Initial values
-differ from the authors' code: they are those of Transformers, in the heads too.
+A Transformer turns the last map of a backbone into a set of boxes, one per learned query.
+Norms follow the sums (post-norm), as in arXiv 1706.03762. Initial values differ from the
+authors' code: all layers, heads included, start like those of a Transformer.
 """
 
 import functools
@@ -27,9 +27,10 @@ from vit_jax.nn.layers import (
 from vit_jax.nn.positions import sine_of_mask
 from vit_jax.nn.stack import REMAT, stack
 
-_EPS = 1e-5  # PyTorch's default for norms
+# PyTorch's default for norms.
+_EPS = 1e-5
 
-# The ResNet's number of layers and output stride; in DC5 its last stage is dilated.
+# Name -> the ResNet's number of layers and its output stride. DC5 dilates the last stage.
 VARIANTS = {
   'R50': ('50', 32),
   'R101': ('101', 32),
@@ -46,7 +47,7 @@ def variant(name: str) -> dict:
 
 
 class Layer(nn.Module):
-  """A layer of the encoder, or with `memory` of the decoder; fields are those of `DETR`."""
+  """A layer of the encoder, or of the decoder if it gets a memory; fields as in `DETR`."""
 
   num_heads: int
   mlp_dim: int
@@ -69,9 +70,11 @@ class Layer(nn.Module):
     """Maps [B, N, D] to [B, N, D].
 
     Args:
-      rate: not used; there is no stochastic depth.
+      x: [B, N, D].
+      rate: not used, because there is no stochastic depth.
+      train: whether to apply dropout.
       positions: [B, N, D] or [N, D], added to queries and keys, not to values.
-      mask: bool [B, S], False for padding in the memory; without a memory, in x.
+      mask: bool [B, S], False for padding in the memory, or in x if there is no memory.
       memory: [B, S, D], the output of the encoder.
       memory_positions: [B, S, D], added to the keys from the memory.
     """
@@ -102,9 +105,11 @@ class Layers(nn.Module):
   """The layers of the encoder, or of the decoder.
 
   Attributes:
-    layer: makes one, `layer(name=)`.
-    norm: whether the outputs of layers are normalised, in float32. The next layer reads
-      the output before the norm.
+    layer: makes a layer, `layer(name=...)`.
+    depth: number of layers.
+    remat: see `nn.stack`.
+    norm: whether the outputs of layers are normalised, in float32. The next layer still
+      reads the output before the norm.
   """
 
   layer: functools.partial
@@ -114,7 +119,7 @@ class Layers(nn.Module):
 
   @nn.compact
   def __call__(self, x, *, train: bool, **arguments):
-    """Returns the outputs [B, N, D] of all layers; `arguments` are those of `Layer`."""
+    """Returns the outputs [B, N, D] of all layers; `arguments` go to every `Layer`."""
     _, blocks = stack(
       self.layer,
       x,
@@ -140,21 +145,24 @@ class BoxHead(nn.Module):
 
 
 class DETR(Model):
-  """See `__call__`. `backbone` comes from `variant`."""
+  """A detector that predicts a set of boxes. `variant` sets `backbone`."""
 
   backbone: nn.Module | None = None  # gives maps [B, h, w, C]
-  num_classes: Count = 91  # without "no object"; COCO's ids are numbers up to 90
+  # Without "no object". COCO's ids go up to 90.
+  num_classes: Count = 91
   num_queries: int = 100
   width: int = 256
   num_heads: int = 8
   mlp_dim: int = 2048
   encoder_depth: Depth = 6
   decoder_depth: Depth = 6
-  dropout: Share = 0.0  # 0.1 in the paper, of every branch and within the MLP
-  attention_dropout: Share = 0.0  # 0.1 in the authors' code, of attention weights
-  # Values that the backward pass recomputes, see nn.stack; a backbone has its own.
+  # Dropout at the end of every branch and within the MLP; 0.1 in the paper.
+  dropout: Share = 0.0
+  # Dropout of attention weights; 0.1 in the authors' code.
+  attention_dropout: Share = 0.0
+  # Values that the backward pass recomputes, see `nn.stack`. A backbone has its own field.
   remat: Literal[REMAT] = 'none'
-  # The Transformer's dtype, and that of a backbone without its own; the decoder's norm,
+  # Dtype of the Transformer, and of a backbone that does not set one. The decoder's norm,
   # the heads and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
@@ -164,17 +172,17 @@ class DETR(Model):
 
     Args:
       images: [B, H, W, C], standardised, 0 in padding.
-      mask: bool or 0/1 [B, H, W], 0 for padding, which is to the right of images and
-        below; None: no padding.
-      train: dropout, which needs the 'dropout' rng.
-      features: whether the caller reads more of `out` than the answers of layers.
+      mask: bool or 0/1 [B, H, W], 0 for padding, which lies to the right of an image and
+        below it. None: no padding.
+      train: whether to apply dropout, which needs the 'dropout' rng.
+      features: whether the caller reads more of `out` than the auxiliary outputs.
 
     Returns:
       ({'logits': [B, Q, K + 1], 'boxes': [B, Q, 4]}, out), in float32. The last class is
-      "no object"; a box is centre x, centre y, width and height from 0 to 1 of the image
-      without its padding. `out` has the answers of the L - 1 layers before the last,
+      "no object". A box is centre x, centre y, width and height, as fractions of the image
+      without its padding. `out` has the outputs of the L - 1 layers before the last,
       'aux_logits' [L - 1, B, Q, K + 1] and 'aux_boxes' [L - 1, B, Q, 4]; the features of
-      the backbone; 'projected' and 'encoder00', ... [B, h, w, D]; 'decoder00', ...
+      the backbone; 'projected' and 'encoder00', ... [B, h, w, D]; and 'decoder00', ...
       [B, Q, D], normalised.
     """
     if self.backbone is None:

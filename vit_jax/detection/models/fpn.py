@@ -1,6 +1,6 @@
 """Feature pyramid: "Feature Pyramid Networks for Object Detection", arXiv 1612.03144.
 
-Built on the stages of a backbone, or alone on maps of any origin.
+It is built on the stages of a backbone, or stands alone and takes maps as its inputs.
 """
 
 import itertools
@@ -13,21 +13,21 @@ from vit_jax.models.base import Family
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'swin:T' or another model's name, which is the backbone."""
+  """Returns the fields of a pyramid on the backbone `name`, such as 'swin:T'."""
   return dict(backbone={'name': name})
 
 
 class FPN(pyramid.Pyramid):
-  """See `__call__`."""
+  """Adds coarse, meaningful maps to fine ones, from the top down."""
 
   @nn.compact
   def __call__(self, inputs, *, train: bool = False, features: bool = True):
-    """Gives maps of equal width whose strides are powers of 2, see `Pyramid`.
+    """Computes maps of equal width whose strides are powers of 2, see `Pyramid`.
 
     Args:
-      inputs: images [B, H, W, C] in [-1, 1]; without a backbone {name: [B, h, w, C]},
-        each map half as large as the one before, in the order of their names.
-      train: stochastic depth of the backbone, which needs the 'dropout' rng.
+      inputs: images [B, H, W, C] in [-1, 1]. Without a backbone {name: [B, h, w, C]}: in
+        the order of their names, each map is half as large as the one before.
+      train: whether the backbone applies stochastic depth, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """
     maps, out, stride = self.stages(inputs, train=train)
@@ -41,7 +41,7 @@ class FPN(pyramid.Pyramid):
 
 
 def _check_halves(maps: dict) -> None:
-  """Raises UserError unless each map is half as large as the one before, rounded."""
+  """Raises UserError unless each map is half as large as the one before, up to rounding."""
   sizes = {name: x.shape[1:3] for name, x in maps.items()}
   for (before, larger), (name, smaller) in itertools.pairwise(sizes.items()):
     if any(n not in (m // 2, -(-m // 2)) for m, n in zip(larger, smaller, strict=True)):

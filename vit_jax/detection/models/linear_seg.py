@@ -1,9 +1,8 @@
-"""Linear segmentation: one linear layer on every patch, enlarged to the image.
+"""Linear segmentation: one linear layer on every patch, resized to the image.
 
-The protocol of DINOv2, arXiv 2304.07193, section 7.4, for features of a frozen backbone: a
-batch norm and a linear layer on the tokens of the patches, of the last layer or of the
-last four concatenated; the logits are resized bilinearly. To freeze the backbone is up to
-the run, with config.tune.
+This is DINOv2's protocol for frozen features, arXiv 2304.07193, section 7.4: a batch norm
+and a linear layer on the patch tokens of the last block, or of the last four concatenated.
+The logits are resized bilinearly. The model does not freeze its backbone: set config.tune.
 """
 
 import re
@@ -21,23 +20,24 @@ from vit_jax.nn.layers import check_images
 
 
 class LinearSeg(Model):
-  """See `__call__`."""
+  """A linear segmentation head on a backbone."""
 
-  num_classes: Count | None = None  # None: no head, outputs are out['joined']
+  # None: no head, the output is out['joined'].
+  num_classes: Count | None = None
   backbone: nn.Module | None = None
-  # How many of the last blocks of a ViT, or stages of another backbone, are concatenated.
+  # How many last blocks of a ViT, or last stages of another backbone, are concatenated.
   layers: Count = 1
-  # The dtype of a backbone without its own; the head is float32.
+  # Dtype of a backbone that does not set one. The head is float32.
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies every pixel of images that the stride of the backbone divides.
+    """Classifies every pixel.
 
     Args:
-      images: [B, H, W, C] in [-1, 1].
-      train: normalises by the batch; stochastic depth of the backbone, which needs the
-        'dropout' rng.
+      images: [B, H, W, C] in [-1, 1]; H and W are multiples of the backbone's stride.
+      train: whether to normalise by the batch's statistics, and to apply the backbone's
+        stochastic depth, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than 'joined'.
 
     Returns:
@@ -66,10 +66,10 @@ class LinearSeg(Model):
     return bilinear(logits, size), out
 
   def _join(self, maps: dict) -> jax.Array:
-    """Returns the last map float32 [B, h, w, D], or several concatenated.
+    """Returns the last map, or the last ones concatenated, float32 [B, h, w, D].
 
-    The last one of a ViT has its norm. Several are normalised without scale and bias,
-    which the batch norm and the linear layer after them would undo.
+    A single map of a ViT has passed its final norm. Several maps are standardised, but get
+    no scale and bias, because the batch norm and the linear layer would undo them.
     """
     if 'encoded' in maps and self.layers == 1:
       return maps['encoded'].astype(jnp.float32)
@@ -87,7 +87,8 @@ _TINY = dict(name='vit', patch_size=(8, 8), width=16, depth=2, mlp_dim=32, num_h
 FAMILY = Family(
   LinearSeg,
   variant=lambda name: dict(backbone={'name': name}),  # 'vit:S/16'
-  inputs=lambda fields, size: {},  # it takes nothing without a backbone
+  # Without a backbone it takes no maps either.
+  inputs=lambda fields, size: {},
   outputs='pixels',
   tiny=(dict(backbone=_TINY), dict(backbone=_TINY, layers=2)),
 )

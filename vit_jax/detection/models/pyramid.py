@@ -1,4 +1,7 @@
-"""Layers and fields that feature pyramids share: maps [B, h, w, C] of several scales."""
+"""Layers and fields that feature pyramids share.
+
+A pyramid has maps [B, h, w, C] of several scales.
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,11 +19,13 @@ NORMS = ('none', 'layer')
 
 
 class ConvNorm(nn.Module):
-  """A convolution, then perhaps a norm of the channels at each position.
+  """A convolution, then perhaps a layer norm of the channels at each position.
 
   Attributes:
-    size: side of the kernel, 1 or 3; the map keeps its size.
-    norm: one of NORMS; with a norm the convolution has no bias.
+    width: output channels.
+    size: side of the kernel, 1 or 3. The map keeps its size.
+    norm: one of NORMS. With a norm the convolution has no bias.
+    dtype: dtype of the computation.
   """
 
   width: int
@@ -42,22 +47,24 @@ class ConvNorm(nn.Module):
 
 
 class Pyramid(Model):
-  """The fields of every pyramid, and its last steps.
+  """Base class of pyramids: their fields, first steps and last steps.
 
-  A pyramid gives ({'p2': [B, H / 4, W / 4, channels], ...}, out): its maps, each named by
-  the logarithm of its stride. `out` has the same maps, and the features of the backbone.
+  A pyramid returns ({'p2': [B, H / 4, W / 4, channels], ...}, out). A map's name has the
+  binary logarithm of its stride. `out` has the same maps and the backbone's features.
   """
 
-  backbone: nn.Module | None = None  # gives 'stage1', ...; None: maps are the inputs
+  # Its features have the maps 'stage1', .... None: the inputs are the maps.
+  backbone: nn.Module | None = None
   channels: int = 256
   norm: Literal[NORMS] = 'none'  # after every convolution
-  # Every second row and column of the coarsest of several maps, as one more.
+  # Whether to add a level: every second row and column of the coarsest map.
   extra_level: bool = True
-  # Without a backbone: pixels per position of the finest map, and the maps' channels,
-  # which the parameters are initialised for.
+  # Without a backbone: pixels per position of the finest map, and the channels of all maps,
+  # which the shapes of parameters depend on.
   stride: int = 4
   in_channels: Sequence[int] = ()
-  dtype: jnp.dtype = jnp.float32  # the backbone may have its own
+  # Dtype of the pyramid, and of a backbone that does not set one.
+  dtype: jnp.dtype = jnp.float32
 
   def conv(self, size: int, name: str) -> ConvNorm:
     return ConvNorm(self.channels, size, self.norm, self.dtype, name=name)
@@ -69,11 +76,13 @@ class Pyramid(Model):
 
     Args:
       inputs: images [B, H, W, C]. Without a backbone the maps themselves, {name: [B, h,
-        w, C]}; their names, in order, go from the finest to the coarsest.
-      plain: whether the last map of a backbone without stages, a ViT, is one.
+        w, C]}, whose sorted names go from the finest to the coarsest.
+      train: passed to the backbone.
+      plain: whether to accept a backbone without stages, such as a ViT, and use its last
+        map.
 
     Raises:
-      UserError: for a backbone without stages.
+      UserError: the backbone has no stages.
     """
     if self.backbone is None:
       return dict(sorted(inputs.items())), {}, self.stride
@@ -89,10 +98,10 @@ class Pyramid(Model):
     return stages, out, inputs.shape[1] / next(iter(stages.values())).shape[1]
 
   def outputs(self, laterals: dict, out: dict, features: bool):
-    """Returns the outputs of a pyramid.
+    """Applies the last convolutions; returns (maps, out), the outputs of a pyramid.
 
     Args:
-      laterals: {level: map}, all of `channels` channels, the finest first.
+      laterals: {level: map} with `channels` channels each, the finest first.
       out: features of the backbone.
       features: whether the caller reads more of `out` than the pyramid.
     """
@@ -104,10 +113,10 @@ class Pyramid(Model):
 
 
 def top_down(maps: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Adds to every map the coarser ones, resized to it by nearest neighbours.
+  """Adds to every map the coarser ones, resized by nearest neighbours.
 
   Args:
-    maps: of the same number of channels, the finest first.
+    maps: {name: map}, the finest first, all with the same number of channels.
   """
   *finer, coarsest = maps
   sums = {coarsest: maps[coarsest]}
@@ -130,7 +139,7 @@ def nearest(x: jax.Array, size: tuple[int, int]) -> jax.Array:
 
 
 def maps_of(backbone: nn.Module, images, *, train: bool) -> tuple[dict, dict]:
-  """Returns ({name: [B, h, w, C]}, all features) that a backbone computes of images."""
+  """Runs a backbone on images; returns ({name: map [B, h, w, C]}, all features)."""
   check_images(images)
   _, out = backbone(images, train=train)
   out = {name: x for name, x in out.items() if name != 'pre_logits'}
@@ -138,10 +147,10 @@ def maps_of(backbone: nn.Module, images, *, train: bool) -> tuple[dict, dict]:
 
 
 def bilinear(x: jax.Array, size: tuple[int, int]) -> jax.Array:
-  """Resizes a map [B, h, w, C] to (H, W), pixel centres on pixel centres."""
+  """Resizes a map [B, h, w, C] to (H, W), with pixel centres aligned."""
   return jax.image.resize(x, (x.shape[0], *size, x.shape[3]), 'bilinear')
 
 
 def level_of(stride: float) -> int:
-  """Returns the level of a map, the 4 of 'p4', given its stride in pixels."""
+  """Returns the level of a map with this stride in pixels: 4 for stride 16."""
   return round(np.log2(stride))

@@ -1,8 +1,8 @@
 """Two-stage detectors: Faster, Mask and Cascade R-CNN on the maps of a pyramid.
 
-arXiv 1506.01497, 1703.06870 and 1712.00726. A network of proposals finds boxes that may hold an
-object; heads classify and move them, from features pooled inside, and draw masks. All
-shapes are static: lists of boxes are padded, with `valid` beside them.
+arXiv 1506.01497, 1703.06870 and 1712.00726. The region proposal network finds boxes that may
+hold an object. Heads pool features inside these boxes, classify and move them, and predict
+masks. All shapes are static: lists of boxes are padded, and `valid` marks the real ones.
 """
 
 import math
@@ -24,14 +24,15 @@ from vit_jax.detection.regions.roi_align import level_of, roi_align
 from vit_jax.errors import UserError
 from vit_jax.models.base import Family, Model
 
-BOX_BINS, MASK_BINS = 7, 14  # a side of the features of boxes, and of those of masks
+# Sides of the pooled features, for the box heads and the mask heads.
+BOX_BINS, MASK_BINS = 7, 14
 
-# ResNets of the papers' tables, with frozen norms. DC5: no pyramid, the last stage dilated.
+# The papers' ResNets, with frozen norms. DC5 has no pyramid, but a dilated last stage.
 VARIANTS = {f'R{n}-{kind}': (n, kind) for n in ('50', '101') for kind in ('FPN', 'DC5')}
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'R50-FPN', 'R101-DC5', ..., or of a pyramid's name, as 'sfp:B'."""
+  """Returns the fields of 'R50-FPN', 'R101-DC5', ..., or on a pyramid such as 'sfp:B'."""
   if name not in VARIANTS:
     return dict(backbone={'name': name})
   layers, kind = VARIANTS[name]
@@ -43,44 +44,45 @@ def variant(name: str) -> dict:
 
 
 class RCNN(Model):
-  """See `__call__`. `backbone` comes from `variant`."""
+  """Faster, Mask or Cascade R-CNN. `variant` sets `backbone`, perhaps `anchor_sizes`."""
 
-  # A pyramid, or a ResNet whose last stage is the one map.
+  # A pyramid, or a backbone such as a ResNet, whose last stage is the only map.
   backbone: nn.Module | None = None
   num_classes: Count = 80  # without the background
-  # The implementation whose details the weights need, see `regions.origins`.
+  # The implementation that the model follows in its details, see `regions.origins`.
   origin: Literal[tuple(ORIGINS)] = 'detectron2'
-  # Sides of square anchors for each level, the finest first, in pixels.
+  # Sides in pixels of square anchors, for each level, the finest first.
   anchor_sizes: Sequence[Sequence[float]] = ((32,), (64,), (128,), (256,), (512,))
   ratios: Sequence[float] = (0.5, 1.0, 2.0)  # heights of anchors divided by widths
   rpn_convs: Literal[1, 2] = 1
   head: Literal[tuple(roi_heads.HEADS)] = '2fc'
-  head_norm: Literal[roi_heads.NORMS] = 'none'  # after convolutions of the box heads
-  mask_norm: Literal[roi_heads.NORMS] = 'none'  # likewise of the mask heads
-  conv_width: Count = 256  # channels of convolutions in the heads of boxes and masks
+  head_norm: Literal[roi_heads.NORMS] = 'none'  # after convolutions of box heads
+  mask_norm: Literal[roi_heads.NORMS] = 'none'  # after convolutions of mask heads
+  conv_width: Count = 256  # channels of the convolutions in box and mask heads
   fc_width: Count = 1024
-  masks: bool = True  # Mask R-CNN; False: Faster R-CNN
-  # Overlaps from which a box is an object, one for each stage of boxes: (0.5, 0.6, 0.7) is
-  # Cascade R-CNN.
+  masks: bool = True  # whether it predicts masks: Mask R-CNN, or else Faster R-CNN
+  # Least IoU with a target that makes a box positive, for each stage of boxes. Three stages,
+  # (0.5, 0.6, 0.7), are Cascade R-CNN.
   overlaps: Sequence[Fraction] = (0.5,)
-  class_agnostic: bool = False  # one box for all classes
-  # Samples along each axis of a bin of RoIAlign; 0: one for each cell that it covers.
+  class_agnostic: bool = False  # whether all classes share one box
+  # Samples of RoIAlign along each axis of a bin. 0: one per cell that the bin covers.
   samples: Literal[0, 2] = 0
-  # Boxes of this side, in pixels, belong to this level of the pyramid.
+  # (side, level): boxes of this side, in pixels, belong to this level of the pyramid.
   canonical: tuple[int, int] = (224, 4)
-  # Proposals of each level before suppression, and of all after it; in training, evaluation.
+  # Proposals per level before suppression, and in all after it: (training, evaluation).
   before: tuple[Count, Count] = (2000, 1000)
   after: tuple[Count, Count] = (1000, 1000)
-  anchor_sample: Count = (
-    256  # anchors of an image that train the RPN, half of them objects
-  )
-  box_sample: Count = 512  # boxes of an image that train the heads, a quarter objects
-  least_score: Fraction = 0.05  # detections score more
-  suppress: Fraction = 0.5  # above this overlap within a class
-  soft_nms: bool = False  # linear, arXiv 1704.04503
-  most: Count = 100  # detections of an image
-  # The dtype of convolutions and heads, and that of a backbone without its own; boxes,
-  # logits and all parameters are float32.
+  # Anchors per image that train the RPN; at most half of them are positive.
+  anchor_sample: Count = 256
+  # Boxes per image that train the heads; at most a quarter of them are positive.
+  box_sample: Count = 512
+  least_score: Fraction = 0.05  # detections must score more
+  # A better detection of the same class suppresses those with a larger IoU.
+  suppress: Fraction = 0.5
+  soft_nms: bool = False  # whether suppression is linear soft-NMS, arXiv 1704.04503
+  most: Count = 100  # most detections per image
+  # Dtype of convolutions and heads, and of a backbone that does not set one. Boxes, logits
+  # and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -91,22 +93,22 @@ class RCNN(Model):
 
     Args:
       images: [B, H, W, C], standardised, 0 in padding.
-      mask: bool or 0/1 [B, H, W], 0 for padding, which is to the right of images and
-        below; None: no padding.
-      targets: the objects to train on. 'boxes' [B, N, 4], left,
-        top, right, bottom in pixels; 'label' int [B, N]; 'valid' bool [B, N], False for
-        padding; 'key' uint32 [B, 2], the random key of each example. Instead of a key its
-        numbers: 'rpn_priority' [B, anchors], 'roi_priority' [stages, B, candidates].
-      train: stochastic depth of the backbone, which needs the 'dropout' rng.
+      mask: bool or 0/1 [B, H, W], 0 for padding, which lies to the right of an image and
+        below it. None: no padding.
+      targets: the objects to train on: 'boxes' [B, N, 4], left, top, right, bottom in
+        pixels; 'label' int [B, N]; 'valid' bool [B, N], False for padding; and 'key' uint32
+        [B, 2], a random key for each example. Random numbers may be given instead of a key:
+        'rpn_priority' [B, anchors] and 'roi_priority' [stages, B, candidates].
+      train: whether the backbone applies stochastic depth, which needs the 'dropout' rng.
       features: whether the caller reads `out`.
 
     Returns:
-      Without targets ({'boxes' [B, D, 4], left, top, right, bottom from 0 to 1 of the
-      image without its padding; 'scores' [B, D]; 'labels' int [B, D]; 'valid' bool
-      [B, D]; 'masks' [B, D, 28, 28], probabilities}, out). `out` has the maps, proposals
-      and the answers of all stages.
-      With targets ({'rpn': ..., 'stages': [...], 'masks': [...]}, out), which
-      `tasks.rcnn.losses` reads; see `_train`.
+      Without targets, (detections, out): 'boxes' [B, D, 4], left, top, right, bottom as
+      fractions of the image without its padding; 'scores' [B, D]; 'labels' int [B, D];
+      'valid' bool [B, D]; and 'masks' [B, D, 28, 28], probabilities. `out` has maps,
+      proposals and the outputs of all stages.
+      With targets, ({'rpn': ..., 'stages': [...], 'masks': [...]}, out), as
+      `tasks.rcnn.losses` reads it; see `_train`.
     """
     if self.backbone is None:
       raise UserError(
@@ -115,7 +117,7 @@ class RCNN(Model):
       )
     maps, out = self._maps(images, train)
     strides = [images.shape[1] / x.shape[1] for x in maps]
-    # The next power of 2, where a side of the image is not a multiple of the stride.
+    # The nearest power of 2, because an image's side may not be a multiple of the stride.
     strides = [2 ** round(math.log2(stride)) for stride in strides]
     sizes = sizes_of(images, mask)
     every = self._anchors(images.shape[1:3], maps, strides)
@@ -125,7 +127,7 @@ class RCNN(Model):
     rpn = {'logits': jnp.concatenate(logits, 1), 'deltas': jnp.concatenate(deltas, 1)}
     out |= {f'rpn_{key}': x for key, x in rpn.items()}
     out |= {f'proposal_{key}': x for key, x in proposals.items()}
-    # The level that the pyramid adds is for proposals alone.
+    # The extra level of a pyramid serves proposals only.
     pooled = max(len(maps) - getattr(self.backbone, 'extra_level', False), 1)
     source = maps[:pooled], strides[:pooled]
     if targets is None:
@@ -149,7 +151,7 @@ class RCNN(Model):
       maps = [x for name, x in named.items() if name.startswith('stage')][-1:]
     if len(maps) != len(self.anchor_sizes):
       raise UserError(
-        f'anchor_sizes has {len(self.anchor_sizes)} levels, and the backbone '
+        f'anchor_sizes has {len(self.anchor_sizes)} levels, but the backbone '
         f'{type(self.backbone).__name__} has {len(maps)} maps: give one tuple of sizes '
         'for each map.'
       )
@@ -167,7 +169,7 @@ class RCNN(Model):
     return levels
 
   def _proposals(self, logits, deltas, every, sizes, train: bool) -> dict:
-    """Returns 'boxes' [B, P, 4], 'logits' and 'valid' [B, P]; no gradient."""
+    """Proposes boxes: 'boxes' [B, P, 4], 'logits' and 'valid' [B, P], without gradient."""
     origin = ORIGINS[self.origin]
 
     def one(logits, deltas, size):
@@ -185,11 +187,11 @@ class RCNN(Model):
     return jax.vmap(one)(*jax.lax.stop_gradient((logits, deltas)), sizes)
 
   def _label_anchors(self, every: np.ndarray, deltas, sizes, targets: dict) -> dict:
-    """Returns 'label' int [B, A], -1 for anchors outside of the sample, and 'positives'.
+    """Samples anchors: 'label' int [B, A], -1 for those not sampled, and 'positives'.
 
-    These are the anchors of the sample that shall find an object: 'boxes' and 'target'
-    [B, P, 4], 'valid' bool [B, P], and the offsets 'deltas' [B, P, 4]. A gather of the
-    targets of all anchors would take a TPU as long as RoIAlign.
+    'positives' are the sampled anchors with a target: 'boxes' and 'target' [B, P, 4],
+    'valid' bool [B, P], and the predicted offsets 'deltas' [B, P, 4]. Only their targets
+    are gathered: for all anchors, a TPU would take as long as for RoIAlign.
     """
     origin = ORIGINS[self.origin]
     priority = self._priority(targets, 'rpn_priority', 0, len(every))
@@ -219,7 +221,7 @@ class RCNN(Model):
     return jax.vmap(one)(*args, deltas)
 
   def _priority(self, targets: dict, name: str, stage: int, number: int) -> jax.Array:
-    """Returns float32 [B, number], uniformly random, from each example's own key."""
+    """Draws float32 [B, number], uniformly random, from each example's own key."""
     if name in targets:
       return targets[name]
     keys = jax.random.wrap_key_data(targets['key'])
@@ -229,7 +231,7 @@ class RCNN(Model):
   # -- the second stage ---------------------------------------------------------------
 
   def _pool(self, source, boxes, bins: int) -> jax.Array:
-    """Returns the features [B, R, bins, bins, C] inside of boxes [B, R, 4]."""
+    """Pools the features [B, R, bins, bins, C] inside boxes [B, R, 4]."""
     maps, strides = source
     first = int(math.log2(strides[0]))
     last = first + len(maps) - 1
@@ -253,7 +255,7 @@ class RCNN(Model):
     ]
 
   def _mask_heads(self) -> list[nn.Module]:
-    """Returns a mask head, or one for each stage where an implementation has them."""
+    """Makes one mask head, or one per stage if the implementation has several."""
     number = len(self.overlaps) if ORIGINS[self.origin].resampled else 1
     args = self.mask_norm, self.conv_width, self.num_classes, self.dtype
     return [
@@ -262,11 +264,14 @@ class RCNN(Model):
     ]
 
   def _move(self, stage: int, boxes, logits, deltas, sizes, label=None) -> jax.Array:
-    """Returns a stage's boxes [B, R, 4] moved by its offsets; no gradient.
+    """Moves a stage's boxes [B, R, 4] by its offsets, without gradient.
 
     Args:
-      label: int [B, R], the classes in training, K for the background: boxes of the
-        background move as the likeliest object.
+      stage: index of the stage.
+      boxes, logits, deltas: the stage's boxes and outputs.
+      sizes: [B, 2], heights and widths of the images.
+      label: in training int [B, R], the classes, K for the background. A box of the
+        background moves by the offsets of its likeliest class.
     """
     origin, K = ORIGINS[self.origin], self.num_classes
     chosen = (
@@ -325,12 +330,13 @@ class RCNN(Model):
     return outputs, out
 
   def _train(self, source, sizes, proposals: dict, targets: dict) -> tuple[dict, dict]:
-    """Returns the answers of the heads for sampled boxes, and the boxes' targets.
+    """Returns the outputs of the heads for sampled boxes, and the boxes' targets.
 
-    'stages': for each stage of boxes 'boxes' [B, R, 4], 'label' int [B, R], K for the
-    background, 'valid' bool [B, R], 'target' [B, R, 4], 'logits' [B, R, K + 1], 'deltas'
-    [B, R, K or 1, 4]. 'masks': for each mask head 'logits' [B, M, 28, 28] of the class of
-    the target, 'boxes' [B, M, 4], 'valid' bool [B, M], 'index' int [B, M], the target.
+    'stages' lists for each stage of boxes: 'boxes' [B, R, 4]; 'label' int [B, R], K for the
+    background; 'valid' bool [B, R]; 'target' [B, R, 4]; 'logits' [B, R, K + 1]; and 'deltas'
+    [B, R, K or 1, 4]. 'masks' lists for each mask head: 'logits' [B, M, 28, 28] for the
+    class of the target; 'boxes' [B, M, 4]; 'valid' bool [B, M]; and 'index' int [B, M], the
+    position of the target.
     """
     origin, share = ORIGINS[self.origin], 0.25
     boxes, valid = proposals['boxes'], proposals['valid']
@@ -348,7 +354,8 @@ class RCNN(Model):
       logits, deltas = head(pooled, train=True)
       label = rows['label']
       stages.append({**rows, 'logits': logits, 'deltas': deltas})
-      if i < len(mask_heads):  # positives come first, and are at most a share
+      if i < len(mask_heads):
+        # Only positives have masks. They come first, and are at most this share.
         few = {k: x[:, : max(int(self.box_sample * share), 1)] for k, x in rows.items()}
         positive = few['valid'] & (few['label'] < self.num_classes)
         pooled = self._pool(source, few['boxes'], MASK_BINS)
@@ -357,14 +364,15 @@ class RCNN(Model):
         row = {'logits': logits_of, 'boxes': few['boxes'], 'valid': positive}
         masks.append({**row, 'index': few['index'], 'label': few['label']})
       boxes = self._move(i, rows['boxes'], logits, deltas, sizes, label)
-      if origin.resampled:  # the next stage adds the targets again
+      if origin.resampled:
+        # The next stage adds the targets again.
         valid = rows['valid'] & ~rows['added']
       else:
         valid = rows['valid'] & (coding.sides(boxes) > 0).all(-1)
     return {'stages': stages, 'masks': masks}, {}
 
   def _label_boxes(self, stage: int, rows: dict, targets: dict) -> dict:
-    """Returns rows with 'label', 'target' and 'index' (of the target), perhaps sampled."""
+    """Adds 'label', 'target' and its 'index' to boxes; samples them if the stage does."""
     origin, K = ORIGINS[self.origin], self.num_classes
     sampled, R = stage == 0 or origin.resampled, rows['boxes'].shape[1]
     number = min(self.box_sample, R)
@@ -394,7 +402,7 @@ class RCNN(Model):
 
 
 def sizes_of(images, mask) -> jax.Array:
-  """Returns float32 [B, 2], heights and widths of images without their padding, if any."""
+  """Returns heights and widths of images without padding, float32 [B, 2]."""
   if mask is None:
     size = jnp.array(images.shape[1:3], jnp.float32)
     return jnp.broadcast_to(size, (images.shape[0], 2))
@@ -404,7 +412,7 @@ def sizes_of(images, mask) -> jax.Array:
 
 
 def _add_targets(rows: dict, targets: dict, targets_first: bool) -> dict:
-  """Returns boxes with the targets among them, and 'added', which of them are targets."""
+  """Adds the targets to proposals; 'added' says which rows are targets."""
   parts = [
     {**rows, 'added': jnp.zeros_like(rows['valid'])},
     {
@@ -422,7 +430,8 @@ _TINY_FPN = fpn.FAMILY.tiny[0] | dict(name='fpn')
 FAMILY = Family(
   RCNN,
   variant,
-  inputs=lambda fields, size: {},  # it takes nothing without a backbone
+  # Without a backbone it takes no maps either.
+  inputs=lambda fields, size: {},
   outputs='regions',
   tiny=(
     dict(

@@ -1,4 +1,4 @@
-"""The heads of two-stage detectors, on maps and on features pooled from boxes.
+"""Heads of two-stage detectors, on maps and on features pooled from boxes.
 
 Initial values are detectron2's.
 """
@@ -13,7 +13,8 @@ from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.nn.layers import Dense, LayerNorm
 
 NORMS = ('none', 'layer', 'batch')
-HEADS = {'2fc': (0, 2), '4conv1fc': (4, 1)}  # convolutions, then dense layers
+# Name -> number of convolutions, and of the dense layers after them.
+HEADS = {'2fc': (0, 2), '4conv1fc': (4, 1)}
 _normal = nn.initializers.normal
 _MSRA = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 _XAVIER = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform')
@@ -23,8 +24,9 @@ class RPN(nn.Module):
   """Region proposal network, arXiv 1506.01497, section 3.1: one head for all levels.
 
   Attributes:
-    convs: 3 x 3 convolutions, each with ReLU.
-    number: A, anchors at a position.
+    convs: number of 3 x 3 convolutions, each followed by ReLU.
+    number: A, the number of anchors at a position.
+    dtype: dtype of these convolutions.
   """
 
   convs: int
@@ -52,7 +54,7 @@ class RPN(nn.Module):
 
 
 class Convs(nn.Module):
-  """Convolutions of 3 x 3, each with a norm, if any, and ReLU: [B, R, s, s, C]."""
+  """3 x 3 convolutions of [B, R, s, s, C], each followed by a norm, if any, and ReLU."""
 
   number: int
   width: int
@@ -79,7 +81,7 @@ class Convs(nn.Module):
 
 
 class BoxHead(nn.Module):
-  """Classes and offsets of pooled boxes; fields are those of `RCNN`."""
+  """Predicts classes and offsets from pooled features; fields as in `RCNN`."""
 
   head: Literal[tuple(HEADS)]
   norm: Literal[NORMS]
@@ -109,9 +111,9 @@ class BoxHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-  """A mask of pooled boxes, for the class of each: Mask R-CNN, arXiv 1703.06870, figure 4.
+  """Predicts the mask of each box for its class: Mask R-CNN, arXiv 1703.06870, figure 4.
 
-  Only that class's row of the last layer is computed, in the place of all K masks.
+  The last layer computes only the mask of that class, not all K masks.
   """
 
   norm: Literal[NORMS]

@@ -18,15 +18,15 @@ from vit_jax.nn.layers import check_images, group_norm
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'sfp:B' or 'fpn:swin:T', the name of a pyramid."""
+  """Returns the fields of a head on the pyramid `name`: 'sfp:B' or 'fpn:swin:T'."""
   return dict(backbone={'name': name, 'extra_level': False})
 
 
 class Upsample(nn.Module):
-  """Doubles the side of a map `steps` times: [B, h, w, C] -> [B, h 2^steps, ..., width].
+  """Doubles a map's sides `steps` times: [B, h, w, C] -> [B, h 2^steps, ..., width].
 
-  Each step is a convolution of 3 x 3, GroupNorm, ReLU and bilinear interpolation; a map
-  that keeps its size has one convolution with its norm.
+  Each step is a 3 x 3 convolution, GroupNorm, ReLU and bilinear interpolation. With
+  `steps` 0 there is one step without interpolation.
   """
 
   width: int
@@ -51,7 +51,10 @@ class Upsample(nn.Module):
 
 
 def _fit(x, size: tuple[int, int]):
-  """Cuts a map to (H, W), or repeats its last row or column: halving rounds odd sides."""
+  """Crops a map to (H, W), or repeats its last row or column.
+
+  This is needed because halving an odd side rounds.
+  """
   missing = [(0, max(n - m, 0)) for n, m in zip(size, x.shape[1:3], strict=True)]
   if missing != [(0, 0)] * 2:
     x = jnp.pad(x, [(0, 0), *missing, (0, 0)], mode='edge')
@@ -59,27 +62,29 @@ def _fit(x, size: tuple[int, int]):
 
 
 class SemanticFPN(Model):
-  """See `__call__`."""
+  """A segmentation head that sums all levels of a pyramid."""
 
-  num_classes: Count | None = None  # None: no last layer, outputs are out['merged']
+  # None: no last layer, the output is out['merged'].
+  num_classes: Count | None = None
   backbone: nn.Module | None = None  # a pyramid, such as fpn or sfp
   levels: Sequence[str] = ()  # names of its maps, such as 'p2'; (): all
-  channels: int = 128  # narrower ones hardly learn: GroupNorm's 32 groups get too small
-  # The body's dtype, and that of a backbone without its own; logits are float32.
+  # Fewer channels hardly learn, because the 32 groups of GroupNorm get too small.
+  channels: int = 128
+  # Dtype of the body, and of a backbone that does not set one. Logits are float32.
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies every pixel of images that the finest level of the pyramid tiles.
+    """Classifies every pixel.
 
     Args:
-      images: [B, H, W, C] in [-1, 1].
-      train: stochastic depth of the backbone, which needs the 'dropout' rng.
+      images: [B, H, W, C] in [-1, 1]; H and W are multiples of the finest level's stride.
+      train: whether the backbone applies stochastic depth, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than 'merged'.
 
     Returns:
-      (logits [B, H, W, K] float32, out): 'merged' [B, h, w, channels], the sum of all
-      levels at the scale of the finest, and the features of the backbone.
+      (logits [B, H, W, K] float32, out). `out` has 'merged' [B, h, w, channels], the sum of
+      all levels at the scale of the finest, and the features of the backbone.
     """
     check_images(images)
     if self.backbone is None:
@@ -114,7 +119,8 @@ _TINY_SFP['backbone'] = _TINY_SFP['backbone'] | dict(patch_size=(8, 8))
 FAMILY = Family(
   SemanticFPN,
   variant,
-  inputs=lambda fields, size: {},  # it takes nothing without a pyramid
+  # Without a pyramid it takes no maps either.
+  inputs=lambda fields, size: {},
   outputs='pixels',
   tiny=(dict(backbone=_TINY_SFP, channels=32),),
 )

@@ -1,6 +1,6 @@
-"""Pyramids on the maps of a plain backbone, all of one scale: ViTDet, arXiv 2203.16527.
+"""Pyramids on a plain backbone, whose maps have one scale: ViTDet, arXiv 2203.16527.
 
-The four variants of its Table 1; the backbone is in `models.vitdet`.
+These are the four variants of the paper's Table 1. The backbone is in `models.vitdet`.
 """
 
 from typing import Literal
@@ -16,26 +16,31 @@ from vit_jax.errors import UserError
 from vit_jax.models.base import Family
 from vit_jax.nn.layers import LayerNorm
 
-# Figure 2 of the paper. 'simple': (c), every level from the last map alone; 'fpn_last':
-# (b), the same maps with the lateral and top-down connections of an FPN; 'fpn_stages':
-# (a), the same of four stages of the backbone; 'none': one level, of the last map's scale.
+# Figure 2 of the paper.
+# 'simple' (c): every level comes from the last map.
+# 'fpn_last' (b): the same, with the lateral and top-down connections of an FPN.
+# 'fpn_stages' (a): the same, but levels come from four stages of the backbone.
+# 'none': one level, with the scale of the last map.
 PYRAMIDS = ('simple', 'fpn_last', 'fpn_stages', 'none')
-_FACTORS = (4.0, 2.0, 1.0, 0.5)  # scales of the levels, relative to the last map
+# Scales of the levels, relative to the last map.
+_FACTORS = (4.0, 2.0, 1.0, 0.5)
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'B', 'L' or 'H', of ViTDet, or of a backbone 'NAME:VARIANT'."""
+  """Returns the fields of ViTDet 'B', 'L' or 'H', or of a backbone 'NAME:VARIANT'."""
   return dict(backbone={'name': name if ':' in name else f'vitdet:{name}'})
 
 
 class Rescale(nn.Module):
   """Rescales a map: [B, h, w, C] -> [B, h factor, w factor, C'] (section 3).
 
-  Deconvolutions of stride 2 halve the channels, with a norm and GELU between two of them;
-  max pooling of 2 x 2 halves the scale.
+  Enlarges by deconvolutions of stride 2, which halve the channels, with a norm and GELU
+  between two of them. Shrinks by max pooling of 2 x 2.
 
   Attributes:
     factor: one of 4, 2, 1 and 0.5.
+    norm: one of NORMS.
+    dtype: dtype of the computation.
   """
 
   factor: float
@@ -58,7 +63,7 @@ class Rescale(nn.Module):
 
 
 class SFP(Pyramid):
-  """See `__call__`. The maps of the backbone are all of one scale."""
+  """A pyramid on a backbone whose maps all have one scale."""
 
   pyramid: Literal[PYRAMIDS] = 'simple'
   norm: Literal[NORMS] = 'layer'
@@ -66,12 +71,12 @@ class SFP(Pyramid):
 
   @nn.compact
   def __call__(self, inputs, *, train: bool = False, features: bool = True):
-    """Gives maps of equal width whose strides are powers of 2, see `Pyramid`.
+    """Computes maps of equal width whose strides are powers of 2, see `Pyramid`.
 
     Args:
-      inputs: images [B, H, W, C] in [-1, 1]; without a backbone {name: [B, h, w, C]}: one
+      inputs: images [B, H, W, C] in [-1, 1]. Without a backbone {name: [B, h, w, C]}: one
         map, or four stages in the order of their names.
-      train: stochastic depth of the backbone, which needs the 'dropout' rng.
+      train: whether the backbone applies stochastic depth, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """
     maps, out, stride = self.stages(inputs, train=train, plain=True)
@@ -90,7 +95,7 @@ class SFP(Pyramid):
     return self.outputs(laterals, out, features)
 
   def _check_scale(self, maps: dict) -> list:
-    """Returns the maps; UserError for maps that this pyramid cannot be built on."""
+    """Returns the maps; raises UserError if this pyramid cannot be built on them."""
     if len({x.shape[1:3] for x in maps.values()}) != 1:
       shapes = {name: x.shape[1:3] for name, x in maps.items()}
       raise UserError(
@@ -99,7 +104,7 @@ class SFP(Pyramid):
       )
     if self.pyramid == 'fpn_stages' and len(maps) != len(_FACTORS):
       raise UserError(
-        f"pyramid='fpn_stages' takes {len(_FACTORS)} maps, and there are {list(maps)}: a "
+        f"pyramid='fpn_stages' takes {len(_FACTORS)} maps, but there are {list(maps)}: a "
         'vitdet has one for each of its global_blocks.'
       )
     return list(maps.values())

@@ -1,8 +1,8 @@
-"""ViTDet's backbone: arXiv 2203.16527, "Exploring Plain Vision Transformer Backbones for
-Object Detection". The pyramids that the paper builds on its maps are in `models.sfp`.
+"""ViTDet's backbone, a ViT in which most blocks attend within windows.
 
-A ViT in which most blocks attend within windows. Parameters have the names of a ViT's.
-Differs from the authors' code in the initial values, which are those of ViTs here.
+"Exploring Plain Vision Transformer Backbones for Object Detection", arXiv 2203.16527. The
+pyramids that the paper builds on it are in `models.sfp`. Parameters have the same names as
+in `models.vit`. Initial values differ from the authors' code: they are those of our ViTs.
 """
 
 import functools
@@ -30,13 +30,13 @@ from vit_jax.nn.map_positions import DecomposedPositions, ResizedPositions
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 from vit_jax.nn.windows import Windows
 
-# Width, depth and heads of ViT-B, L and H. The last block of each quarter attends to
-# the whole map (section 3 of the paper).
+# Width, depth and heads of ViT-B, L and H. The last block of each quarter attends to the
+# whole map (section 3 of the paper).
 VARIANTS = {'B': (768, 12, 12), 'L': (1024, 24, 16), 'H': (1280, 32, 16)}
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'B', 'L', 'H' or 'B/16'; the number is the side of a patch."""
+  """Returns the fields of 'B', 'L', 'H', or with the side of a patch 'B/16'."""
   match = re.fullmatch(r'(\w+?)(?:/([1-9]\d*))?', name)
   size, patch = match.groups() if match else (name, None)
   width, depth, num_heads = choose(
@@ -53,7 +53,7 @@ def variant(name: str) -> dict:
 
 
 class Block(nn.Module):
-  """x + attention(norm(x)) within windows, then x + mlp(norm(x)), of a map [B, h, w, D]."""
+  """x + attention(norm(x)) within windows, then x + mlp(norm(x)), on a map [B, h, w, D]."""
 
   num_heads: int
   mlp_dim: int
@@ -93,13 +93,14 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Positions, then the blocks, without a norm after them.
+  """Adds positions, then applies the blocks. There is no norm at the end.
 
   Attributes:
     block: makes a `Block`.
-    rates: rates of stochastic depth of the blocks.
-    positions: arguments of `ResizedPositions`; None: no positions are added.
-    windows: (h, w) of every block's windows; None: one window, the whole map.
+    rates: stochastic depth rate of each block.
+    remat: see `nn.stack`.
+    positions: arguments of `ResizedPositions`. None: no positions are added.
+    windows: (h, w) of each block's windows. None: the window is the whole map.
   """
 
   block: functools.partial
@@ -128,43 +129,47 @@ class Encoder(nn.Module):
 
 
 class ViTDet(Classifier):
-  """See `__call__`. Fields up to `global_blocks` come from `variant`."""
+  """A ViT for detection. `variant` sets the fields up to `global_blocks`."""
 
-  num_classes: Count | None = None  # None: no head, outputs are out['pre_logits']
+  # None: no head, the output is out['pre_logits'].
+  num_classes: Count | None = None
   patch_size: tuple[int, int] = (16, 16)
   width: int = 768
   depth: Depth = 12
   mlp_dim: int = 3072
   num_heads: int = 12
-  # Numbers, from 0, of the blocks that attend to the whole map, not within windows.
+  # Indices of the blocks that attend to the whole map rather than within windows.
   global_blocks: Sequence[Annotated[int, Range(0, 999)]] = (2, 5, 8, 11)
-  # Side of the windows; maps that they do not tile are padded with zeros.
+  # Side of the windows. If they do not tile a map, it is padded with zeros.
   window: int = 14
-  relative: bool = True  # positions in attention, see nn.map_positions
-  absolute: bool = True  # positions added to tokens, a table resized to their grid
-  # The table's (H, W) in pixels of the images, and whether its first row is that of a
-  # class token, which is not read: as published by pre-training a ViT.
+  # Relative positions in attention, see `nn.map_positions`.
+  relative: bool = True
+  # Absolute positions, added to tokens: a table that is resized to their grid.
+  absolute: bool = True
+  # Image size (H, W) that the table belongs to, and whether its first row belongs to a class
+  # token. Tables from the pre-training of a ViT have that row, which is not used.
   pretrained_size: tuple[int, int] = (224, 224)
   class_row: bool = True
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6
-  layer_scale: float | None = None  # as that of a ViT
-  # The rate of the last block: in the paper 0.1 for B, 0.4 for L, 0.5 for H.
+  layer_scale: float | None = None  # as in a ViT
+  # Rate of the last block. In the paper 0.1 for B, 0.4 for L, 0.5 for H.
   stochastic_depth: Share = 0.0
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Computes the maps of images of any size that patches tile.
+    """Computes maps of images.
 
     Args:
-      images: [B, H, W, C] in [-1, 1].
-      train: stochastic depth, which needs the 'dropout' rng.
+      images: [B, H, W, C] in [-1, 1]; H and W are multiples of the patch size.
+      train: whether to apply stochastic depth, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than 'pre_logits'.
 
     Returns:
-      (logits [B, K] float32, out): named features [B, h, w, D], 'stem', 'tokens'
-      with positions added, 'block00', ..., and 'stage1', ..., the outputs of the blocks
-      that attend to the whole map and of the last; 'pre_logits' [B, D], its mean.
+      (logits [B, K] float32, out). `out` has maps [B, h, w, D]: 'stem'; 'tokens', with
+      positions added; 'block00', ...; and 'stage1', ..., the outputs of the blocks that
+      attend to the whole map and of the last block. 'pre_logits' [B, D] is the mean of the
+      last map.
     """
     check_images(images)
     blocks = list(self.global_blocks)

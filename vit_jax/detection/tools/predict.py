@@ -1,4 +1,7 @@
-"""`vit_jax predict` of a detector: objects as text, JSON or picture; of a segmenter: masks."""
+"""`vit_jax predict` for detectors and segmenters.
+
+A detector's objects are printed as text or JSON, or drawn. A segmenter's masks are written.
+"""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""DETR in the formats of transformers and of its authors (facebookresearch/detr)."""
+"""DETR in the formats of transformers and its authors (facebookresearch/detr)."""
 
 import os
 import re
@@ -15,10 +15,12 @@ from vit_jax.weights.rename import Rule, Table, below, respelled, table
 
 
 def _stack(theirs: str, heads: int, attentions, norms, mlp) -> Table:
-  """Returns the rules of the layers of an encoder or a decoder.
+  """Makes the rules of an encoder's or decoder's layers.
 
   Args:
-    attentions, norms, mlp: their names within a layer, in our order.
+    theirs: the file's name of the encoder or decoder.
+    heads: the number of attention heads.
+    attentions, norms, mlp: the file's names of these modules in a layer, in our order.
   """
   part = theirs.rpartition('.')[2]
   theirs, ours = f'{theirs}.layers.{{i}}', f'{part}/layer_{{i}}'
@@ -39,14 +41,15 @@ def _stack(theirs: str, heads: int, attentions, norms, mlp) -> Table:
 
 def _attention(theirs: str, ours: str, heads: int) -> Table:
   out = layers.merge_heads(f'{theirs}.out_proj', f'{ours}/out', heads)
-  if theirs.startswith('transformer.'):  # the authors', with one projection for three
+  if theirs.startswith('transformer.'):
+    # The authors' file has one projection for queries, keys and values.
     return table(out, layers.fuse_heads(f'{theirs}.in_proj', ours, heads, dot='_'))
   into = lambda x: layers.split_heads(f'{theirs}.{x[0]}_proj', f'{ours}/{x}', heads)
   return table(out, map(into, layers.QKV))
 
 
 def _hf(arrays, facts: configs.Facts) -> Table:
-  """Returns the rules of transformers' names, in files and of its modules since 5.
+  """Makes the rules of transformers, for its older names and those of version 5.
 
   A backbone that timm has is written under timm's names, as in the published files.
   """
@@ -111,12 +114,13 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
 
 # -- configs --------------------------------------------------------------------------
 
-# The paper's shorter side of images in evaluation, and the largest longer side, for files
-# that do not say.
+# The shorter side of images in the paper's evaluation, and the limit of the longer side.
+# They hold for files without a preprocessor_config.json.
 _SHORTER, _LONGEST = 800, 1333
-_HEADS = 8  # every published model has as many; the arrays do not show it
+# Attention heads of all published models. The arrays do not show them.
+_HEADS = 8
 
-# The values that keys of transformers' config must have.
+# Keys of transformers' config for which one value is supported.
 _ONLY = {'activation_function': 'relu', 'position_embedding_type': 'sine'}
 
 
@@ -124,7 +128,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
   configs.require(config, _ONLY, 'a DETR')
   heads = config.get('encoder_attention_heads', _HEADS)
   configs.require(config, {'decoder_attention_heads': heads}, 'a DETR')
-  # The authors' files have no config, but a name: detr-r50-dc5-f0fb7ef5.
+  # The authors' files have no config. Their name decides: detr-r50-dc5-f0fb7ef5.
   by_name = not config and 'dc5' in os.path.basename(source.rstrip('/')).lower()
   if not isinstance(dilated := config.get('dilation', by_name), bool):
     raise ValueError(f'dilation is {dilated!r}, expected true or false')
@@ -137,7 +141,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
   if shorter:
     expected = {'resample': 2, 'do_resize': True}
     configs.require(processor, expected, 'preprocessor_config.json of a shorter side')
-    # transformers pads a batch to its largest image; our canvases are of one size.
+    # transformers pads a batch to its largest image. Our canvases have one size.
     resized = f'decode|detr_resize({shorter}, {longest})|canvas({longest})'
     facts = facts._replace(pp='|'.join([resized, facts.pp.rpartition('|')[2]]))
   fields = {'num_heads': heads, 'backbone': {'output_stride': 16 if dilated else 32}}
@@ -145,10 +149,10 @@ def _facts(config: dict, source: str) -> configs.Facts:
 
 
 def _sides(config: dict, processor: dict):
-  """Returns (shorter side, largest longer side, size of the model's images) in evaluation.
+  """Reads (shorter side, limit of the longer side, size of images) for evaluation.
 
-  The first two are None where a height and a width are given, to which images are resized
-  whatever their aspect ratio, or where the config has our pipeline.
+  The first two are None if the config has our pipeline, or a height and width to which all
+  images are squashed.
   """
   size = processor.get('size', _SHORTER)
   own = 'size' not in processor or 'pp' in configs.section(config, 'vit_jax')
@@ -159,7 +163,8 @@ def _sides(config: dict, processor: dict):
     fixed = size['height'], size['width']
   if fixed:
     return None, None, configs.pair(fixed)
-  longest = processor.get('max_size', _LONGEST)  # in files from before 2023
+  # Files from before 2023 have 'max_size'.
+  longest = processor.get('max_size', _LONGEST)
   if isinstance(size, dict):
     size, longest = size['shortest_edge'], size.get('longest_edge', longest)
   return configs.pair(size)[0], longest, configs.pair(longest)
@@ -213,7 +218,7 @@ def _config(fields, image_size, class_names) -> dict:
 
 
 def _timm_name(fields: dict) -> str | None:
-  """Returns timm's name of a ResNet of these blocks and widths, if it has one."""
+  """Returns timm's name of a ResNet with these depths and widths, or None."""
   names = {(3, 4, 6, 3): 'resnet50', (3, 4, 23, 3): 'resnet101'}
   widths = *fields.get('widths', ()), fields.get('stem_width')
   usual = widths == (256, 512, 1024, 2048, 64)

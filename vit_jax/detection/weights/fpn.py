@@ -1,4 +1,4 @@
-"""Feature pyramids in detectron2's format: its FPN, and its pyramid on a ViTDet."""
+"""Feature pyramids in detectron2's format: FPN, and the simple pyramid on a ViTDet."""
 
 import re
 
@@ -25,11 +25,11 @@ RULES = table(
 
 
 def sfp(finest: int, heads: int) -> Table:
-  """detectron2's SimpleFeaturePyramid: each level is a sequence of numbered layers.
+  """Makes the rules of detectron2's SimpleFeaturePyramid, which numbers a level's layers.
 
   Args:
-    finest: the first level, of four times the scale of the backbone's last map.
-    heads: number of attention heads.
+    finest: the first level, which has four times the scale of the backbone's last map.
+    heads: the number of attention heads.
   """
   theirs = [f'simfp_{finest + i}' for i in range(4)]
   ours = [f'p{finest + i}' for i in range(4)]
@@ -54,23 +54,23 @@ def sfp(finest: int, heads: int) -> Table:
 
 
 def sfp_rules(arrays: dict[str, np.ndarray], facts: configs.Facts) -> Table:
-  """Returns the rules of a file of detectron2's pyramid on a ViTDet."""
+  """Makes the rules for a file of detectron2's pyramid on a ViTDet."""
   heads = facts.config.get('model_args', {}).get('num_attention_heads')
   if (positions := arrays.get('net.blocks.0.attn.rel_pos_h')) is not None:
     heads = arrays['net.patch_embed.proj.weight'].shape[0] // positions.shape[1]
   if heads is None:
-    raise ValueError('the number of heads is unknown: num_attention_heads is missing')
+    raise ValueError('the number of heads is unknown: set num_attention_heads')
   return sfp(_levels(arrays, r'simfp_(\d+)\..*')[0], heads)
 
 
 def _levels(names, pattern: str = r'p(\d+)_lateral/conv/kernel') -> list[int]:
-  """Returns the levels of a pyramid, the finest first."""
+  """Finds the levels of a pyramid by names, the finest first."""
   matches = (re.fullmatch(pattern, name) for name in names)
   return sorted({int(match[1]) for match in matches if match})
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the fields of a pyramid without its backbone that parameters show."""
+  """Infers the fields of a pyramid, except its backbone, from the parameters."""
   levels = _levels(flat)
   kernel = lambda level: flat[f'p{level}_lateral/conv/kernel'].shape
   return dict(
@@ -83,13 +83,13 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
 
 
 def backbone_of(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the parameters below 'backbone/', without that prefix."""
+  """Returns the parameters under 'backbone/', without that prefix."""
   prefix = 'backbone/'
   return {n.removeprefix(prefix): x for n, x in flat.items() if n.startswith(prefix)}
 
 
 def infer_sfp(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the fields of a pyramid on a ViTDet that parameters show."""
+  """Infers the fields of a pyramid on a ViTDet from the parameters."""
   backbone = {'name': 'vitdet', **vitdet.infer(backbone_of(flat))}
   stride = 2 ** (_levels(flat)[0] + 2)
   return infer(flat) | dict(stride=stride, in_channels=(), backbone=backbone)
@@ -99,7 +99,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
   args = configs.section(config, 'model_args')
   configs.require(args, {'scale_factors': _SCALES, 'fuse_type': 'sum'}, 'a pyramid')
   if (top := args.get('top_block', False)) not in (True, False, 'LastLevelMaxPool'):
-    raise ValueError(f"top_block is {top!r}: 'LastLevelMaxPool' is read, or none")
+    raise ValueError(f"top_block is {top!r}, expected 'LastLevelMaxPool' or none")
   return configs.Facts({'extra_level': bool(top)}, config=config)
 
 
@@ -126,8 +126,9 @@ def _fpn_config(fields, image_size, class_names) -> dict:
 
 
 def _sfp_config(fields, image_size, class_names) -> dict:
-  one = dict(pyramid=('simple',), norm=('layer',), in_channels=((),))
-  configs.need(fields, 'detectron2', **one)
+  configs.need(
+    fields, 'detectron2', pyramid=('simple',), norm=('layer',), in_channels=((),)
+  )
   inside = fields['backbone'] or {'name': None}
   configs.need(inside, 'detectron2', name=('vitdet',))
   vitdet.check_plain(inside, 'detectron2')

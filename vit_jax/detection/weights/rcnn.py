@@ -1,9 +1,10 @@
 """Two-stage detectors in the formats of detectron2, torchvision and mmdetection 2.
 
-detectron2's files are read and written. Of the others are read torchvision's Faster and Mask
-R-CNN on R50-FPN, version 1, and Cascade Mask R-CNN of Swin's authors. Files have no config:
-fields that no array shows are those of the published configs, unless our own section of a
-config.json beside the arrays says otherwise.
+detectron2's files are read and written. Two others are only read: torchvision's Faster and
+Mask R-CNN on R50-FPN, version 1, and the Cascade Mask R-CNN of Swin's authors.
+
+Files have no config. Fields that no array shows are those of the published configs, unless
+a config.json beside the arrays has our section and overrides them.
 """
 
 import re
@@ -19,7 +20,8 @@ from vit_jax.weights.families import mvit, resnet, swin
 from vit_jax.weights.formats import TRAINING, Format, Writer
 from vit_jax.weights.rename import Rule, Table, below, table
 
-_BINS = 7  # a side of the features of a box
+# Side of a box's pooled features.
+_BINS = 7
 
 # -- transforms -----------------------------------------------------------------------
 
@@ -28,24 +30,24 @@ def _both(load: Callable, save: Callable) -> t.Transform:
   return t.Transform(lambda x: (load(x),), lambda xs: save(xs[0]))
 
 
-# Models here see RGB: the channels of a stem for BGR are reversed.
+# Our models take RGB, so the channels of a stem for BGR are reversed.
 _bgr = _both(lambda x: t.conv.load(x[:, ::-1])[0], lambda x: t.conv.save([x])[:, ::-1])
-# PyTorch flattens the features of a box as [C, 7, 7], and we as [7, 7, C].
+# PyTorch flattens a box's features as [C, 7, 7], we flatten them as [7, 7, C].
 _flat = _both(
   lambda x: x.reshape(len(x), -1, _BINS**2).swapaxes(1, 2).reshape(len(x), -1).T,
   lambda x: x.T.reshape(x.shape[1], _BINS**2, -1).swapaxes(1, 2).reshape(x.shape[::-1]),
 )
-# The last layer of masks, a convolution of 1x1.
+# The last layer of a mask head, which files hold as a 1x1 convolution.
 _mask = _both(lambda x: x.reshape(x.shape[:2]).T, lambda x: x.T[:, :, None, None])
 
 
 def _drop_rows(rows: int, transform: t.Transform) -> t.Transform:
-  """Drops the first rows, those of torchvision's background."""
+  """Drops the first rows, which belong to torchvision's background."""
   return t.Transform(lambda x: transform.load(x[rows:]), transform.save)
 
 
 def _roll_background(transform: t.Transform) -> t.Transform:
-  """Puts the first row, torchvision's background, behind the others."""
+  """Moves the first row, torchvision's background, to the end."""
   return t.Transform(lambda x: transform.load(np.roll(x, -1, 0)), transform.save)
 
 
@@ -57,13 +59,13 @@ def _has(arrays, regex: str) -> bool:
 
 
 def _stages(arrays, regex: str) -> int:
-  """Returns the number of box heads, by a regex whose group is a head's number."""
+  """Counts the box heads; the group of `regex` is the index of a head."""
   matches = (re.fullmatch(regex, name) for name in arrays)
   return len({match[1] for match in matches if match})
 
 
 def _convs(theirs: str, norm: str, ours: str) -> Table:
-  """Rules of the convolutions of a head; {i} is the number of one."""
+  """Makes the rules of a head's convolutions; {i} is the index of one."""
   return table(
     layers.conv(theirs, f'{ours}/convs/conv{{i}}'),
     layers.batch_norm(norm, f'{ours}/convs/norm{{i}}'),
@@ -71,7 +73,7 @@ def _convs(theirs: str, norm: str, ours: str) -> Table:
 
 
 def _resnet(prefix: str, bgr: bool) -> Table:
-  """detectron2's ResNet."""
+  """Makes the rules of detectron2's ResNet; `bgr` says whether its stem takes BGR."""
   block, ours = f'{prefix}res{{s+1}}.{{i}}', 'stage{s}_block_{i}'
   parts = [(f'conv{k}', f'{k}') for k in (1, 2, 3)] + [('shortcut', '_proj')]
   stem = f'{prefix}stem.conv1'
@@ -84,10 +86,11 @@ def _resnet(prefix: str, bgr: bool) -> Table:
 
 
 def _swin(arrays, prefix: str) -> Table:
-  """Swin as its authors' detectors and detectron2 have it, with a norm for each map.
+  """Makes the rules of Swin in a detector, where each map has a norm.
 
   Args:
-    prefix: their name of it, below 'backbone.'.
+    arrays: arrays of a file, or our parameters.
+    prefix: the file's name of the Swin, under 'backbone.'.
   """
   whole = f'backbone.{prefix}'
   inside = {n.removeprefix(whole): x for n, x in arrays.items() if n.startswith(whole)}
@@ -103,10 +106,12 @@ def _swin(arrays, prefix: str) -> Table:
 
 
 def _detectron2(backbone: Callable) -> Callable:
-  """Returns the rules of detectron2's GeneralizedRCNN for arrays of either side.
+  """Makes `Format.rules` of detectron2's GeneralizedRCNN.
+
+  The rules take arrays of a file, or our parameters, which are to be written.
 
   Args:
-    backbone: (arrays, facts) -> rules of the part below 'backbone.'.
+    backbone: (arrays, facts) -> rules of the part under 'backbone.'.
   """
 
   def rules(arrays, facts) -> Table:
@@ -146,7 +151,7 @@ def _fpn(inside: Table) -> Table:
 
 
 def _d2_resnet(arrays, facts) -> Table:
-  # MSRA's ResNets see BGR, and have their strides in the first convolution.
+  # MSRA's ResNets take BGR, and stride in the first convolution of a block.
   body = facts.fields['backbone']
   if 'backbone' not in body:
     return _resnet('', body['stride_first'])
@@ -173,7 +178,7 @@ def _d2_mvit(arrays, facts) -> Table:
 
 
 def _write_rules(flat, fields) -> Table:
-  """Returns detectron2's rules of a model, by its backbone."""
+  """Makes the rules with which detectron2's files are written, by the backbone."""
   bodies = {'resnet': _d2_resnet, 'vitdet': _d2_vitdet, 'swin': _d2_swin}
   bodies['mvit'] = _d2_mvit
   body = fields['backbone'].get('backbone', fields['backbone'])
@@ -185,7 +190,8 @@ def _torchvision(arrays, facts) -> Table:
   fpn_rules = [
     layers.dense(f'fpn.{x}_blocks.{{i}}{dot}', f'p{{i+2}}_{y}/conv', t.conv)
     for x, y in (('inner', 'lateral'), ('layer', 'output'))
-    for dot in ('.0', '')  # since version 0.13 of torchvision, and before
+    # torchvision has '.0' since version 0.13.
+    for dot in ('.0', '')
   ]
   box, mask = 'roi_heads.box_', 'roi_heads.mask_'
   return table(
@@ -221,7 +227,7 @@ def _torchvision(arrays, facts) -> Table:
 
 
 def _number_levels(rules) -> Table:
-  """Numbers a pyramid's levels from 2: 'fpn.inner_blocks.0' is 'p2_lateral'."""
+  """Writes out the rules of each level: 'fpn.inner_blocks.0' is our 'p2_lateral'."""
   return tuple(
     rule._replace(
       theirs=rule.theirs.replace('{i}', str(level - 2)),
@@ -265,17 +271,16 @@ def _mmdetection(arrays, facts) -> Table:
 
 
 def _infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the fields that parameters show."""
+  """Infers the model's fields from its parameters."""
   stages = _stages(flat, r'box_head(\d+)/classes/bias')
   classes = flat['box_head0/classes/bias'].size - 1
   convs, masks = 'box_head0/convs/conv0/kernel', 'mask_head0/kernel'
-  norm = lambda head: (
-    'batch'
-    if f'batch_stats/{head}/convs/norm0/mean' in flat
-    else 'layer'
-    if f'{head}/convs/norm0/scale' in flat
-    else 'none'
-  )
+
+  def norm(head: str) -> str:
+    if f'batch_stats/{head}/convs/norm0/mean' in flat:
+      return 'batch'
+    return 'layer' if f'{head}/convs/norm0/scale' in flat else 'none'
+
   widths = [
     flat[n].shape[3] for n in (convs, convs.replace('box', 'mask')) if n in flat
   ]
@@ -311,17 +316,20 @@ def _backbone(flat: dict[str, np.ndarray]) -> dict:
   return {'name': 'fpn', **pyramid, 'backbone': body}
 
 
+# Mean and standard deviation of pixels in [0, 1]: Caffe's, which does not divide, and the
+# usual ones of ImageNet.
 _CAFFE = [x / 255 for x in (123.675, 116.28, 103.53)], [1 / 255] * 3
 _USUAL = list(pipelines.MEAN), list(pipelines.STD)
 
 
 def _facts(pixels, shorter: int, longest: int, canvas: int, **defaults):
-  """Returns the reader of our own config over the fields of published files.
+  """Makes a Reader: fields of the published files, overridden by our own config.
 
   Args:
     pixels: mean and standard deviation of pixels in [0, 1].
     shorter, longest: sides of images in evaluation, see the op `detr_resize`.
     canvas: side of the canvas.
+    **defaults: fields of the published files.
   """
 
   def read(config: dict, source: str) -> configs.Facts:
@@ -334,19 +342,19 @@ def _facts(pixels, shorter: int, longest: int, canvas: int, **defaults):
   return read
 
 
-def _plain(fields: dict) -> dict:
-  """Returns the fields that outputs depend on, also within backbones."""
+def _drop_training(fields: dict) -> dict:
+  """Drops training-only fields, also within backbones."""
   return {
-    key: _plain(x) if isinstance(x, dict) else x
+    key: _drop_training(x) if isinstance(x, dict) else x
     for key, x in fields.items()
     if key not in TRAINING
   }
 
 
 def _config(fields, image_size, class_names) -> dict:
-  """Returns our own section alone: detectron2's files have no config beside them."""
+  """Writes our own section only, because detectron2's files have no config."""
   configs.need(fields, 'detectron2', origin=('detectron2',))
-  own = {'fields': _plain(fields), 'image_size': list(image_size)}
+  own = {'fields': _drop_training(fields), 'image_size': list(image_size)}
   return {'vit_jax': own | ({'class_names': class_names} if class_names else {})}
 
 
@@ -357,6 +365,7 @@ _DC5 = dict(
   before=(12_000, 6_000),
   after=(2_000, 1_000),
 )
+# Shorter side, longest side and canvas of COCO's images.
 _COCO = 800, 1333, 1344
 
 

@@ -1,4 +1,4 @@
-"""ViTDet's backbone in transformers' format; rules that detectron2's format shares."""
+"""ViTDet's backbone in transformers' format, and rules that detectron2's shares."""
 
 import dataclasses
 import math
@@ -20,12 +20,13 @@ _TABLES = 'relative_positions'
 def rules(
   embedding: str, positions: str, layer: str, attention: str, heads: int
 ) -> Table:
-  """Returns the rename table of an implementation.
+  """Makes the rename table of an implementation, given its names.
 
   Args:
-    embedding, positions: its names of the patch embedding and the absolute positions.
-    layer: its name of a block, with {i}.
-    attention: its name of attention within a block.
+    embedding, positions: names of the patch embedding and the absolute positions.
+    layer: name of a block, with {i} for its index.
+    attention: name of attention within a block.
+    heads: the number of attention heads.
   """
   attention = f'{layer}.{attention}'
   return table(
@@ -56,7 +57,7 @@ def _depth(flat: dict[str, np.ndarray]) -> int:
 
 
 def _maps(flat: dict[str, np.ndarray]) -> list[tuple[int, int]]:
-  """Returns the map (h, w) that each block's relative positions are for; [] if none."""
+  """Returns the map (h, w) of each block's relative positions; [] without positions."""
   if not any(f'/{_TABLES}/' in name for name in flat):
     return []
   side = lambda i, name: (len(flat[f'{BLOCK.format(i=i)}/{_TABLES}/{name}']) + 1) // 2
@@ -64,10 +65,10 @@ def _maps(flat: dict[str, np.ndarray]) -> list[tuple[int, int]]:
 
 
 def infer(flat: dict[str, np.ndarray]) -> dict:
-  """Returns the model's fields that follow from its parameters.
+  """Infers the model's fields from its parameters.
 
-  `global_blocks` and `window` are None where the sizes of relative position tables do not
-  tell the blocks apart.
+  `global_blocks` and `window` follow from the sizes of the relative position tables. They
+  are None if these do not differ between blocks.
   """
   *patch, _, width = flat['embedding/kernel'].shape
   maps = _maps(flat)
@@ -92,46 +93,58 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
     fields['class_row'] = side * side != rows
     fields['pretrained_size'] = tuple(side * p for p in patch)
     if side * side + fields['class_row'] != rows:
-      raise ValueError(f'the position table has {rows} rows: they are no square')
+      raise ValueError(
+        f'the position table has {rows} rows, which is not a square grid'
+      )
   return fields
 
 
 def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
-  """Returns (h, w) of the map of the blocks that attend to all of it; None: unknown."""
+  """Returns (h, w) of the map, by a block that attends to all of it; None: unknown."""
   maps, blocks = _maps(flat), fields['global_blocks']
   return maps[blocks[0]] if maps and blocks else None
 
 
 def window_blocks(fields: dict) -> list[int]:
-  """Returns the blocks that attend within windows."""
+  """Lists the blocks that attend within windows."""
   return [i for i in range(fields['depth']) if i not in fields['global_blocks']]
 
 
 # -- the weights of a ViT -------------------------------------------------------------
 
-# Parameters of a ViT that a ViTDet lacks: the tokens before the patches, and all that
-# follows the blocks.
+# Parameters of a ViT that a ViTDet lacks: tokens before the patches, and everything after
+# the blocks.
 _NOT_HERE = r'cls|registers|Transformer/(encoder|cls)_norm/.*'
 _NOT_HERE += r'|(pooled_norm|MAPHead_0|head|head_dist|pre_logits)/.*'
-# Fields of its blocks -> the values of a ViTDet's.
-_BLOCKS = dict(posemb=('learn', 'sincos2d'), posemb_where=('stem',), rope=('none',))
-_BLOCKS |= dict(relpos=('none',), attention=('full',), block=('pre',), mlp=('mlp',))
-_BLOCKS |= dict(qkv_bias=('qkv',), dense_bias=(True,), patch_bias=(True,))
-_BLOCKS |= dict(
-  kv_heads=(None,), norm=('layer',), extra_norms=((),), stem_blocks=(None,)
-)
+# Fields of a ViT's blocks -> the values that suit a ViTDet.
+_BLOCKS = {
+  'posemb': ('learn', 'sincos2d'),
+  'posemb_where': ('stem',),
+  'rope': ('none',),
+  'relpos': ('none',),
+  'attention': ('full',),
+  'block': ('pre',),
+  'mlp': ('mlp',),
+  'qkv_bias': ('qkv',),
+  'dense_bias': (True,),
+  'patch_bias': (True,),
+  'kv_heads': (None,),
+  'norm': ('layer',),
+  'extra_norms': ((),),
+  'stem_blocks': (None,),
+}
 
 
 def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
   """Returns the weights of a ViT as those of a ViTDet, see `adapt.started`.
 
   Raises:
-    ValueError: for a ViT that no ViTDet can start from.
+    ValueError: no ViTDet can start from this ViT.
   """
   fields = models.build('vit', **source.fields).fields()
   configs.need(fields, 'a vitdet', **_BLOCKS)
   if source.image_size is None:
-    raise ValueError('its image size, and so the grid of its positions, is unknown')
+    raise ValueError('its image size is unknown, and so is the grid of its positions')
   family, size = models.family('vit'), source.image_size
   flat, _ = adapt.learned_positions(source.flat, fields, family, size)
   source = without(dataclasses.replace(source, flat=flat), _NOT_HERE)
@@ -148,7 +161,7 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
   for field in ('act', 'norm_eps'):
     if (theirs := fields[field]) != (ours := getattr(model, field)):
       notes.append(
-        f'the weights are of {field}={theirs!r}, the model has {ours!r}: set it to theirs'
+        f'the weights have {field}={theirs!r}, the model has {ours!r}: set it to theirs'
       )
   return (
     dataclasses.replace(source, family='vitdet'),
@@ -158,7 +171,7 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
 
 
 def _positions(table, old, new, class_row: bool, resize: str) -> np.ndarray:
-  """Returns [1, R + h w, D] for the grid `new`, with or without a class token's row."""
+  """Resizes positions to the grid `new`: [1, h w, D], or with a class row one more."""
   table = adapt.resize_positions(table, old, new, resize)
   patches = table[:, table.shape[1] - new[0] * new[1] :]
   if not class_row:
@@ -172,8 +185,8 @@ def _positions(table, old, new, class_row: bool, resize: str) -> np.ndarray:
 
 
 def read_config(config: dict) -> dict:
-  """Returns the fields in a config with transformers' keys."""
-  # Convolutions between blocks are not read.
+  """Reads fields from a config with transformers' keys."""
+  # Convolutional blocks are not supported.
   configs.require(config, {'residual_block_indices': []}, 'a ViTDet')
   fields = {}
   if 'num_attention_heads' in config:
@@ -197,7 +210,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
 
 
 def check_plain(fields: dict, format: str) -> None:
-  """Raises ValueError for fields that neither transformers nor detectron2 has."""
+  """Raises ValueError for fields that transformers and detectron2 cannot express."""
   configs.need(fields, format, num_classes=(None,), layer_scale=(None,))
   for field in ('patch_size', 'pretrained_size'):
     if len({*fields[field]}) > 1:
