@@ -1,4 +1,4 @@
-"""The samples of RoIAlign along one axis, and the weights of cells in bins."""
+"""RoIAlign along one axis: where its samples lie, and the weight of each cell in a bin."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 # Samples of an adaptive bin are more than half a cell apart, so at most five of them lie
-# within one cell of a row; one more covers rounding.
+# within one cell of a given row. One more allows for rounding.
 _NEAR = 6
 
 
@@ -14,8 +14,12 @@ class Axis(NamedTuple):
   """The samples of boxes along one axis of a map, float32 [...], in cells.
 
   Attributes:
-    start: of the first bin. width: of a bin. step: from sample to sample.
-    per_step: 1 / step. number: samples in a bin. share: 1 / number.
+    start: start of the first bin.
+    width: width of a bin.
+    step: distance between two samples.
+    per_step: 1 / step, or 0.
+    number: samples in a bin.
+    share: 1 / number.
   """
 
   start: jax.Array
@@ -26,13 +30,13 @@ class Axis(NamedTuple):
   share: jax.Array
 
   @classmethod
-  def of(cls, low, high, size: int, samples: int, aligned: bool) -> 'Axis':
-    """Divides boxes from `low` to `high`; the arguments are those of `bin_weights`."""
+  def divide(cls, low, high, size: int, samples: int, aligned: bool) -> 'Axis':
+    """Divides boxes from `low` to `high` into bins; arguments as in `bin_weights`."""
     start, length = (low - 0.5, high - low) if aligned else (low, high - low)
     length = length if aligned else jnp.maximum(length, 1)
     width = length / size
-    # ceil(length / size), whatever the division rounds to: a multiple of `size` must not
-    # round up, as that is one more sample in every bin.
+    # ceil(length / size), computed without relying on the division: if a multiple of `size`
+    # rounded up, every bin would get one more sample.
     whole = jnp.maximum(jnp.floor(width), 0)
     number = whole + (length > whole * size) + (length > (whole + 1) * size)
     number = jnp.full_like(width, samples) if samples else number
@@ -44,12 +48,13 @@ class Axis(NamedTuple):
   def weights(self, bins, cell, cells: int, samples: int):
     """Returns the weight of each cell in each bin.
 
-    A sample beyond the outermost cells by more than one cell's length counts as 0; a
-    nearer one takes the outermost cell.
+    A sample up to one cell outside of the map takes the outermost cell; one further away
+    counts as 0.
 
     Args:
-      bins, cell: float32 numbers of bins and cells, which broadcast with the boxes.
-      cells: the number of cells. samples: 0 where it depends on the box.
+      bins, cell: float32 indices of bins and cells, which broadcast with the boxes.
+      cells: the number of cells.
+      samples: samples in a bin; 0 if it depends on the box.
     """
     start = self.start + bins * self.width
     first = 0.0
@@ -75,9 +80,12 @@ def bin_weights(
   """Returns float32 [..., size, cells]: the weight of each cell in each bin of one axis.
 
   Args:
-    low, high: float32 [...], the ends of the boxes in cells.
-    samples, aligned: as in `roi_align`.
+    low, high: float32 [...], the ends of the boxes, in cells.
+    cells: the number of cells.
+    size, samples, aligned: as in `roi_align`.
   """
-  axis = Axis.of(low[..., None, None], high[..., None, None], size, samples, aligned)
+  axis = Axis.divide(
+    low[..., None, None], high[..., None, None], size, samples, aligned
+  )
   bins = jnp.arange(size, dtype=jnp.float32)[:, None]
   return axis.weights(bins, jnp.arange(cells, dtype=jnp.float32), cells, samples)
