@@ -13,21 +13,25 @@ from tests.support.abstract import abstract_params, count
 from vit_jax import explain
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.models.vit import AxialBlock, EncoderBlock
-from vit_jax.nn.positions import Posemb
+from vit_jax.nn.layers import LayerNorm, MlpBlock, MultiHeadDotProductAttention
 
 GRID = 3, 4
-BLOCK = functools.partial(
-  EncoderBlock,
-  num_heads=2,
-  mlp_dim=16,
-  act='gelu_tanh',
-  norm_eps=1e-6,
-  posemb=Posemb('none', 'stem', 0.02),
-  dropout=0.0,
-  dtype=jnp.float32,
-  grid=GRID,
-)
+HEADS = dict(num_heads=2, dtype=jnp.float32)
+
+
+def make_block(axis=None, **options):
+  """Returns a block whose tokens attend along an axis; None: to all."""
+  attention = functools.partial(MultiHeadDotProductAttention, **HEADS)
+  if axis is not None:
+    attention = functools.partial(vit.AxialAttention, **HEADS, grid=GRID, axis=axis)
+  return vit.EncoderBlock(
+    attention=attention,
+    mlp=functools.partial(MlpBlock, 16),
+    norm=LayerNorm,
+    dropout=0.0,
+    grid=GRID,
+    **options,
+  )
 
 
 def tokens():
@@ -43,7 +47,7 @@ def random(block):
 
 @pytest.mark.parametrize('axis', ['rows', 'columns'])
 def test_tokens_attend_along_one_axis(axis, monkeypatch):
-  block, params = BLOCK(axis=axis), random(BLOCK(axis=axis))
+  block, params = make_block(axis), random(make_block(axis))
   y, x = np.divmod(np.arange(12), 4)
   line = y if axis == 'rows' else x
   together = line[:, None] == line
@@ -58,17 +62,18 @@ def test_tokens_attend_along_one_axis(axis, monkeypatch):
     '__call__',
     lambda self, q, kv=None, *, positions=None: full(self, q, kv, mask=together),
   )
-  expected = jax.jit(BLOCK().apply)(params, tokens())
+  expected = jax.jit(make_block().apply)(params, tokens())
   monkeypatch.undo()
   np.testing.assert_allclose(apply(params, tokens()), expected, atol=1e-5)
 
 
 def test_a_block_is_one_along_rows_then_one_along_columns():
-  block, x = AxialBlock(BLOCK), tokens()
+  rows, columns = (functools.partial(make_block, axis) for axis in ('rows', 'columns'))
+  block, x = vit.AxialBlock(rows, columns), tokens()
   params = random(block)
   for axis in ('rows', 'columns'):
     one = {'params': params['params'][axis]}
-    x = jax.jit(BLOCK(axis=axis).apply)(one, x)
+    x = jax.jit(make_block(axis).apply)(one, x)
   result = jax.jit(block.apply)(params, tokens())
   np.testing.assert_allclose(result, x, atol=1e-6)
 
@@ -82,7 +87,7 @@ def test_parameters():
 
 
 def test_dropped_paths_are_of_whole_images():
-  block = BLOCK(axis='rows')
+  block = make_block('rows')
   x = jnp.broadcast_to(tokens()[:1], (64, 12, 8))
   params = random(block)
   rngs = {'dropout': jax.random.key(2)}

@@ -10,7 +10,7 @@ from tests.support.abstract import count
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import timm
-from vit_jax.models.vit import prefix
+from vit_jax.models.vit_later import prefix
 from vit_jax.weights import zoo
 
 

@@ -201,7 +201,7 @@ def test_rotary_scores_depend_on_where_patches_are_to_each_other():
     np.tile(rng.standard_normal((1, 1, 1, 8)), (1, 12, 1, 1)).astype(np.float32)
     for _ in range(2)
   )
-  q, k = Rope('rotary', (3, 4)).apply({}, q, k)
+  q, k, _ = Rope('rotary', (3, 4)).apply({}, q, k)
   scores = np.einsum('bnmd,bsmd->ns', q, k).reshape(3, 4, 3, 4)
   for dy in range(3):
     for dx in range(4):
@@ -247,7 +247,7 @@ def test_rotary_positions_are_those_of_the_published_code(published, name, grid)
   h, w = grid
   sin, cos = (published[f'rope_{name}_{wave}_{h}x{w}'] for wave in ('sin', 'cos'))
   x = np.random.default_rng(0).standard_normal((1, 2 + h * w, 3, 16), np.float32)
-  query, key = Rope(grid=grid, **KINDS[name]).apply({}, x[:, :5], x)
+  query, key, _ = Rope(grid=grid, **KINDS[name]).apply({}, x[:, :5], x)
   patches = x[:, 2:]
   if KINDS[name]['kind'] == 'dinov3':
     other = np.concatenate([-patches[..., 8:], patches[..., :8]], axis=-1)
@@ -267,7 +267,7 @@ def test_periods_of_a_file_replace_the_formula(published):
   x = np.zeros((1, 49, 1, 16), np.float32)
   x[..., :8] = 1  # (1, 0) becomes (cos, sin)
   for base, error in ((periods, 1e-6), (None, 0.02)):
-    _, key = Rope('dinov3', (7, 7), base).apply({}, x, x)
+    _, key, _ = Rope('dinov3', (7, 7), base).apply({}, x, x)
     worst = np.abs(key[0, :, 0, 8:] - sin[:, :8]).max()
     assert (worst < error) if base else (1e-4 < worst < error)
 
@@ -276,8 +276,8 @@ def test_places_are_augmented_in_training_alone():
   x = np.random.default_rng(0).standard_normal((1, 6, 1, 8), np.float32)
 
   def run(augment, seed=0, train=True):
-    rope = Rope('dinov3', (2, 3), augment=augment)
-    return rope.apply({}, x, x, train=train, rngs={'dropout': jax.random.key(seed)})[1]
+    rope = Rope('dinov3', (2, 3), augment=augment, train=train)
+    return rope.apply({}, x, x, rngs={'dropout': jax.random.key(seed)})[1]
 
   plain = run(None)
   np.testing.assert_allclose(run((0.0, 1.0, 1.0)), plain, atol=1e-6)

@@ -20,7 +20,7 @@ from vit_jax.registry import Registry
 MODELS = Registry(
   'model',
   {
-    'vit': 'vit_jax.models.vit:FAMILY',
+    'vit': 'vit_jax.models.vit_later:FAMILY',
     'mixer': 'vit_jax.models.mixer:FAMILY',
     'resnet_gn': 'vit_jax.models.resnet_gn:FAMILY',
     'bit': 'vit_jax.models.bit:FAMILY',

@@ -124,7 +124,10 @@ class Head(nn.Module):
 
 
 class BiT(Classifier):
-  """See `__call__`. `blocks` and `width` come from `variant`."""
+  """A root, stages of pre-activation units with GroupNorm, a mean, a head.
+
+  `blocks` and `width` come from `variant`.
+  """
 
   blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # channels of the root; stage i has 4 width 2^(i-1) channels

@@ -124,7 +124,10 @@ class Patches(nn.Module):
 
 
 class ConvNeXt(Classifier):
-  """See `__call__`. `depths` and `widths` come from `variant`."""
+  """Stages of depthwise convolutions and MLPs, a normalised mean, a head.
+
+  `depths` and `widths` come from `variant`.
+  """
 
   depths: tuple[Depth, ...] = (3, 3, 9, 3)  # blocks per stage
   widths: tuple[int, ...] = (96, 192, 384, 768)  # channels per stage

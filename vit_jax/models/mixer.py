@@ -93,7 +93,10 @@ class MixerBlock(nn.Module):
 
 
 class Mixer(Classifier):
-  """See `__call__`. Fields up to `channels_mlp_dim` come from `variant`."""
+  """Patches, blocks of two MLPs, a norm, the mean of the tokens, a head.
+
+  Fields up to `channels_mlp_dim` come from `variant`.
+  """
 
   patch_size: tuple[int, int] = (16, 16)
   width: int = 768

@@ -6,19 +6,22 @@ the head starts at zero, as in all models here.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, choose
-from vit_jax.kernels import place
+from vit_jax.kernels import ATTENDED, place
+from vit_jax.kernels.depthwise import depthwise
 from vit_jax.models.base import Classifier, Family
-from vit_jax.nn import pooling
-from vit_jax.nn.layers import Dense, LayerNorm, MlpBlock, check_images
-from vit_jax.nn.pooling import PoolingAttention
+from vit_jax.nn.layers import Dense, LayerNorm, MlpBlock, attend_in, check_images
+from vit_jax.nn.map_positions import DecomposedPositions
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+from vit_jax.nn.windows import Windows
 
 # Width and heads of the first stage, which each further stage doubles, and blocks per
 # stage: Table 1 of the paper, completed by the authors' configs.
@@ -31,6 +34,10 @@ VARIANTS = {
 }
 _INIT = nn.initializers.truncated_normal(0.02)
 _ZEROS = nn.initializers.zeros_init()
+# PyTorch's initial values of convolutions.
+_CONV_INIT = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+
+Pair = tuple[int, int]
 
 
 def variant(name: str) -> dict:
@@ -60,6 +67,100 @@ class Step:
   window: int = 0
 
 
+def grid_of(grid: Pair, stride: int) -> Pair:
+  """Returns (h, w) of a map after pooling, rounded up."""
+  return tuple(-(-n // stride) for n in grid)
+
+
+def on_map(function: Callable, x, grid: Pair):
+  """Applies [B, h, w, ...] -> [B, H, W, ...] to the last h w tokens of [B, N, ...]."""
+  others = x.shape[1] - grid[0] * grid[1]
+  y = function(x[:, others:].reshape(x.shape[0], *grid, *x.shape[2:]))
+  y = y.reshape(y.shape[0], -1, *y.shape[3:])
+  return jnp.concatenate([x[:, :others], y], axis=1) if others else y
+
+
+class Pool(nn.Module):
+  """A depthwise convolution of 3 x 3 over [B, h, w, M Dh], the same for all M heads."""
+
+  num_heads: int
+  stride: int
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x):
+    """Returns [B, h / stride, w / stride, M Dh], sides rounded up."""
+    head = x.shape[-1] // self.num_heads
+    kernel = self.param('kernel', _CONV_INIT, (3, 3, 1, head), jnp.float32)
+    kernel = jnp.tile(kernel.astype(self.dtype), self.num_heads)
+    return depthwise(x, kernel, self.stride, padding=((1, 1),) * 2)
+
+
+class PoolingAttention(nn.Module):
+  """Attention whose queries, keys and values are pooled, with relative positions.
+
+  The pooled queries are added to what they attend to.
+
+  Attributes:
+    width: channels of all heads together, and of the result.
+    stride: stride of the pooling of queries.
+    key_stride: stride of the pooling of keys and values.
+    class_residual: whether the query of a token before the map is added as well.
+  """
+
+  num_heads: int
+  width: int
+  stride: int
+  key_stride: int
+  class_residual: bool
+  dtype: jnp.dtype
+  kernel_init: Callable
+
+  @nn.compact
+  def __call__(self, x, grid: Pair, window: int = 0):
+    """Maps [B, N, D], the last h w of them a map (h, w), to [B, n, width].
+
+    Args:
+      window: side of the windows of the map within which tokens attend, cut after pooling
+        and padded with zeros; there are no tokens before the map then. 0: none.
+    """
+    heads = (self.num_heads, self.width // self.num_heads)
+    dense = functools.partial(
+      Dense, self.width, kernel_init=self.kernel_init, dtype=self.dtype
+    )
+
+    def pooled(name, stride):
+      y = dense(outputs=heads, name=name)(x)
+      pool = Pool(self.num_heads, stride, self.dtype, name=f'pool_{name}')
+      y = on_map(pool, y, grid)
+      y = y.reshape(*y.shape[:2], *heads)
+      return LayerNorm(self.dtype, name=f'norm_{name}')(y)
+
+    query = pooled('query', self.stride)
+    key, value = (pooled(name, self.key_stride) for name in ('key', 'value'))
+    grids = grid_of(grid, self.stride), grid_of(grid, self.key_stride)
+    whole, kinds = query, []
+    if window:
+      sides = ((window // n,) * 2 for n in (self.stride, self.key_stride))
+      kinds = [Windows(map, side) for map, side in zip(grids, sides, strict=True)]
+      cut = lambda y, kind: kind.cut(y.reshape(len(y), *kind.map, -1)).reshape(
+        -1, kind.window[0] * kind.window[1], *heads
+      )
+      query, key, value = cut(query, kinds[0]), cut(key, kinds[1]), cut(value, kinds[1])
+    positions = DecomposedPositions(name='relative_positions')
+    query, key, bias = positions(query, key, *([k.window for k in kinds] or grids))
+    y = attend_in(self, query, key, value, bias)
+    if kinds:
+      y = kinds[0].join(y.reshape(*y.shape[:2], self.width)).reshape(whole.shape)
+      query = whole
+    others = query.shape[1] - grids[0][0] * grids[0][1]
+    if others and not self.class_residual:
+      zeros = jnp.zeros_like(query[:, :others])
+      query = jnp.concatenate([zeros, query[:, others:]], axis=1)
+    y = checkpoint_name((y + query).reshape(*y.shape[:2], self.width), ATTENDED)
+    return dense(inputs=heads, name='out')(y)
+
+
 class Block(nn.Module):
   """Pooling attention and an MLP, both residual: [B, N, C] -> [B, n, width].
 
@@ -84,7 +185,7 @@ class Block(nn.Module):
     if step.stride > 1:
       window, strides = (step.stride + 1,) * 2, (step.stride,) * 2
       pool = lambda x: nn.max_pool(x, window, strides, [(1, 1)] * 2)
-      x = pooling.on_map(pool, x, step.grid)
+      x = on_map(pool, x, step.grid)
     attention = PoolingAttention(
       step.num_heads,
       step.attention,
@@ -122,14 +223,17 @@ class Stem(nn.Module):
       (7, 7),
       (4, 4),
       padding=[(3, 3)] * 2,
-      kernel_init=pooling.CONV_INIT,
+      kernel_init=_CONV_INIT,
       dtype=self.dtype,
       name='conv',
     )(x)
 
 
 class MViT(Classifier):
-  """See `__call__`. `width`, `num_heads`, `depths` and more come from `variant`."""
+  """Stages of blocks whose attention pools the map of its tokens, and a head.
+
+  `width`, `num_heads`, `depths` and more come from `variant`.
+  """
 
   width: int = 96  # channels of the first stage; each further one has twice as many
   num_heads: int = 1  # heads of the first stage; each further one has twice as many
@@ -197,7 +301,7 @@ class MViT(Classifier):
         more=lambda i, steps=steps: {'step': steps[i]},
       )
       rates = rates[depth:]
-      grid = pooling.grid_of(steps[-1].grid, steps[-1].stride)
+      grid = grid_of(steps[-1].grid, steps[-1].stride)
       tokens = x[:, -grid[0] * grid[1] :]
       norm = LayerNorm(self.dtype, name=f'stage{s + 1}_norm')
       tokens = norm(tokens) if self.map_norms else tokens
@@ -212,7 +316,7 @@ class MViT(Classifier):
     depth, heads, width = self.depths[s], self.num_heads << s, self.width << s
     key_stride = max(self.kv_stride >> s, 1)
     first = Step(grid, 2 if s else 1, key_stride, heads, width, width)
-    grid = pooling.grid_of(grid, first.stride)
+    grid = grid_of(grid, first.stride)
     after = dataclasses.replace(first, grid=grid, stride=1)
     steps = [first] + [after] * (depth - 1)
     if self.window:

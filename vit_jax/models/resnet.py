@@ -125,7 +125,10 @@ class Block(nn.Module):
 
 
 class ResNet(Classifier):
-  """See `__call__`. `depths` comes from `variant`."""
+  """A stem, stages of residual blocks with BatchNorm, a mean, a head.
+
+  `depths` comes from `variant`.
+  """
 
   depths: tuple[Depth, ...] = (3, 4, 6, 3)  # blocks per stage
   widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that leave each stage

@@ -159,7 +159,10 @@ class Stem(nn.Module):
 
 
 class Swin(Classifier):
-  """See `__call__`. Fields up to `pretrained_windows` come from `variant`."""
+  """Stages of blocks that attend within shifted windows, a mean, a head.
+
+  Fields up to `pretrained_windows` come from `variant`.
+  """
 
   version: Literal[1, 2] = 1
   width: int = 96  # channels of the first stage; each further one has twice as many

@@ -387,6 +387,16 @@ class PatchEmbedding(nn.Module):
     return layers.embed(*nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype))
 
 
+def crop_to_patches(images, patch_size: tuple[int, int]):
+  """Cuts off the pixels behind the last whole patch, as big_vision and timm do.
+
+  SigLIP's patches of 14 pixels read 378 of 384. One patch always remains: `PatchEmbedding`
+  then raises an error for smaller images.
+  """
+  (H, W), (ph, pw) = images.shape[1:3], patch_size
+  return images[:, : max(H // ph, 1) * ph, : max(W // pw, 1) * pw]
+
+
 def linear_head(
   x,
   num_classes: int | None,

@@ -3,7 +3,6 @@
 Table 8 of the ViT paper compares them; section D.4 defines them.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import UserError
 
 ADDED = ('learn', 'learn2d', 'sincos2d')  # added to tokens
 IN_ATTENTION = ('relative', 'rotary')  # in queries and keys, in every block
@@ -19,68 +18,6 @@ POSEMBS = (*ADDED, *IN_ATTENTION, 'none')
 WHERE = ('stem', 'every', 'shared')
 TOKENS = ('prefix', 'cls', 'patches')
 TABLES = ('none', 'layer', 'shared')
-
-
-class Posemb(NamedTuple):
-  """The positions of a Transformer; `models.vit.ViT` documents the fields.
-
-  Attributes:
-    rope: makes a `Rope`, given `grid` and `name`; None: there is none.
-    relpos: whether and where there are tables of `TableOfOffsets`.
-  """
-
-  kind: str
-  where: str
-  std: float | None
-  tokens: str = 'prefix'
-  rope: Callable[..., 'Rope'] | None = None
-  relpos: str = 'none'
-
-  def check(self) -> None:
-    """Raises UserError for an unknown kind or place, or a place that excludes the kind."""
-    choose('posemb', self.kind, POSEMBS)
-    choose('posemb_where', self.where, WHERE)
-    choose('posemb_tokens', self.tokens, TOKENS)
-    choose('relpos', self.relpos, TABLES)
-    relative = self.kind == 'relative' and self.relpos != 'none'
-    if relative or (self.kind in IN_ATTENTION and self.rope):
-      raise UserError(f'posemb={self.kind!r} excludes rope and relpos: leave them out.')
-    if self.where != 'stem' and self.kind not in ADDED:
-      raise UserError(
-        f'posemb_where={self.where!r} is for positions that are added to tokens, a posemb '
-        f'of {list(ADDED)}, not {self.kind!r}: leave it out.'
-      )
-
-  def embedding(self) -> 'PositionEmbedding':
-    """Returns the module of positions that are added to tokens."""
-    return PositionEmbedding(self.kind, self.std, self.tokens, name='posembed_input')
-
-  def table(self, where: str, tokens: int, num_heads: int, grid: tuple[int, int]):
-    """Returns the bias [1, M, N, N] of a table of offsets at this place, or None."""
-    if self.relpos != where:
-      return None
-    return TableOfOffsets(num_heads, grid, name='relpos')(tokens)
-
-  def in_attention(self, grid: tuple[int, int], *, train: bool = False, bias=None):
-    """Returns the `positions` of `MultiHeadDotProductAttention`, or None.
-
-    Args:
-      bias: [1, M, S, S], of `table`, or None.
-    """
-    if self.kind == 'relative':
-      return RelativePositions(grid, self.std, name='posembed_relative')
-    rope = self.rope and self.rope(grid=grid, name='rope')
-    if self.kind == 'rotary':
-      rope = Rope('rotary', grid)
-    if rope is None and bias is None:
-      return None
-
-    def positions(query, key):
-      if rope is not None:
-        query, key = rope(query, key, train=train)
-      return query, key, None if bias is None else bias[:, :, : query.shape[1]]
-
-    return positions
 
 
 class PositionEmbedding(nn.Module):
@@ -333,6 +270,7 @@ class Rope(nn.Module):
     reference: the grid (h, w) that places of 'eva' and 'pe' are scaled to, or None.
     first: the number of the first row and column; 'pe' counts from 1 behind a class token.
     augment: (shift, jitter, rescale) of the places of 'dinov3' in training, or None.
+    train: whether places are augmented.
   """
 
   kind: str
@@ -341,17 +279,23 @@ class Rope(nn.Module):
   reference: tuple[int, int] | None = None
   first: int = 0
   augment: tuple[float, float, float] | None = None
+  train: bool = False
 
   @nn.compact
-  def __call__(self, query, key, *, train: bool = False):
-    """Rotates query [B, N, M, Dh], of the first N of S tokens, and key [B, S, M, Dh]."""
+  def __call__(self, query, key):
+    """Returns (query, key, no bias): both are rotated.
+
+    Args:
+      query: [B, N, M, Dh], of the first N of the S tokens.
+      key: [B, S, M, Dh].
+    """
     kind, (M, Dh) = ROPES[self.kind], query.shape[2:]
     if Dh % 4:
       raise UserError(
         f'rope and posemb rotary need heads of a multiple of 4 channels, not {Dh}: choose '
         'another num_heads (each has width / num_heads).'
       )
-    places = self._places(kind, train)  # [h w, 2]
+    places = self._places(kind)  # [h w, 2]
     if self.kind == 'mixed':
       by = self.param('frequencies', _random_directions(kind.base), (2, M, Dh // 2))
       angles = jnp.einsum('na,amd->nmd', places, by, precision='highest')
@@ -361,9 +305,9 @@ class Rope(nn.Module):
     xp = np if isinstance(angles, np.ndarray) else jnp
     angles = xp.pad(angles, ((before, 0), (0, 0), (0, 0)))  # [S, 1 or M, Dh / 2]
     turn = lambda x: rotate(x, angles[: x.shape[1]], kind.interleaved)
-    return turn(query), turn(key)
+    return turn(query), turn(key), None
 
-  def _places(self, kind: Kind, train: bool):
+  def _places(self, kind: Kind):
     steps = [np.arange(n) + self.first for n in self.grid]
     if self.kind == 'dinov3':
       steps = [2 * (i + 0.5) / n - 1 for i, n in zip(steps, self.grid, strict=True)]
@@ -372,7 +316,7 @@ class Rope(nn.Module):
       steps = [i / n * to for i, n, to in sizes]
     places = dict(zip('yx', np.meshgrid(*steps, indexing='ij'), strict=True))
     places = np.stack([places[axis].ravel() for axis in kind.axes], axis=1)
-    if not (self.augment and train):
+    if not (self.augment and self.train):
       return places
     # Of DINOv3's released code: a shift and a stretch per axis, and one of both.
     shift, *stretch = self.augment

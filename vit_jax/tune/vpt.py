@@ -125,7 +125,8 @@ class Vpt(Method):
         f"number={self.number} with where='add': expected 1, added to every token, or "
         f'{patches}, one for each of the patches'
       )
-    encoder = next((p for p, x in backbone.layers.items() if x.kind is Encoder), None)
+    encoders = (p for p, x in backbone.layers.items() if issubclass(x.kind, Encoder))
+    encoder = next(encoders, None)
     paths = tuple(blocks[i] for i in layers)
     return Places(where, paths, encoder, first, tokens, width, classifier)
 

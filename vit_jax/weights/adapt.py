@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax import resample, trees
 from vit_jax.errors import choose
 from vit_jax.models.base import Family
-from vit_jax.models.vit import has_cls
+from vit_jax.models.vit_later import has_cls
 from vit_jax.nn.positions import sincos2d
 from vit_jax.registry import Registry
 from vit_jax.weights import rename

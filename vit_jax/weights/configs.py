@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax import imagenet, models
 from vit_jax.models.timm import NO_MATTER
-from vit_jax.models.vit import has_cls
+from vit_jax.models.vit_later import has_cls
 from vit_jax.weights import pipelines
 
 # Arguments of timm's models that are not read here. Either the shapes of the arrays show

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.models import timm, vit
+from vit_jax.models import timm, vit_later
 from vit_jax.weights import configs
 from vit_jax.weights.formats import TRAINING
 
-USUAL = {f.name: f.default for f in dataclasses.fields(vit.ViT)}
+USUAL = {f.name: f.default for f in dataclasses.fields(vit_later.ViT)}
 # Fields without a timm option: training-only ones, and those stored elsewhere in the file.
 _WITHOUT_OPTION = TRAINING - {'layer_scale'} | {'num_classes', 'parent', 'name'}
 # Our `classifier` -> timm's `global_pool`.
@@ -89,8 +89,8 @@ def adapt(flat: dict, fields: dict, size: tuple[int, int]) -> tuple[dict, dict]:
   - A head without a bias gets one of zeros.
   - Rotary positions of the Perception Encoder are scaled to the grid of `size`.
   """
-  flat, fields, table = dict(flat), dict(fields), vit.FAMILY.position
-  if fields['posemb_tokens'] == 'cls' and vit.has_cls(fields) and table in flat:
+  flat, fields, table = dict(flat), dict(fields), vit_later.FAMILY.position
+  if fields['posemb_tokens'] == 'cls' and vit_later.has_cls(fields) and table in flat:
     fields['posemb_tokens'] = 'prefix'
     if fields['registers']:
       first, rest = np.split(flat[table], [1], axis=1)
@@ -100,7 +100,7 @@ def adapt(flat: dict, fields: dict, size: tuple[int, int]) -> tuple[dict, dict]:
     flat['head/bias'] = np.zeros(flat['head/kernel'].shape[-1:], np.float32)
     fields['head_bias'] = True
   if fields['rope'] == 'pe' and fields['rope_reference'] is None:
-    stride = vit.FAMILY.stride(fields)
+    stride = vit_later.FAMILY.stride(fields)
     fields['rope_reference'] = tuple(n // s for n, s in zip(size, stride, strict=True))
   return flat, fields
 

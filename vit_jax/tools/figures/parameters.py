@@ -84,10 +84,13 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
       f'{loaded.source}: posemb={model.posemb!r} has no table to draw; try '
       '`figures filters`.'
     )
-  stride = family.stride(model.fields())
+  fields = model.fields()
+  stride = family.stride(fields)
   grid = tuple(n // s for n, s in zip(loaded.image_size, stride, strict=True))
   patches = grid[0] * grid[1]
-  module = PositionEmbedding(model.posemb, model.posemb_std, model.posemb_tokens)
+  module = PositionEmbedding(
+    model.posemb, model.posemb_std, fields.get('posemb_tokens', 'prefix')
+  )
   made = re.compile(r'Transformer/(encoderblock(_0)?/(rows/)?)?posembed_input/(.*)')
   params = {
     m[4]: x[0] if m[1] and not m[2] else x  # the first of scanned blocks

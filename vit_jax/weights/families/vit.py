@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from vit_jax import models
 from vit_jax.models import timm as timm_names
-from vit_jax.models import vit
+from vit_jax.models import vit_later
 from vit_jax.weights import configs, layers, timm_options
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import TRAINING, Format, Writer
@@ -195,7 +195,7 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns the grid (h, w) of the position embeddings, or None if it is not square."""
   if POSITIONS not in flat:
     return None
-  before = {'prefix': vit.prefix(fields), 'cls': 1, 'patches': 0}
+  before = {'prefix': vit_later.prefix(fields), 'cls': 1, 'patches': 0}
   rows = flat[POSITIONS].shape[1] - before[fields.get('posemb_tokens', 'prefix')]
   side = math.isqrt(rows)
   return (side, side) if side * side == rows else None
@@ -230,7 +230,7 @@ def _google_config(fields, image_size, class_names) -> dict:
     published['block'] = fields['block']
   # The other classifiers have the same arrays, so the config must name them.
   if fields['classifier'] not in ('distilled', 'map'):
-    published['classifier'] = 'token' if vit.has_cls(fields) else 'gap'
+    published['classifier'] = 'token' if vit_later.has_cls(fields) else 'gap'
   return configs.google_config(**published)(fields, image_size, class_names)
 
 

@@ -1,0 +1,592 @@
+"""Later Vision Transformers: the paper's, with the parts that later papers changed.
+
+`ViT` adds their fields to those of `models.vit.ViT`. A model that sets none of them runs
+the paper's page; all others are composed here, of the same layers.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.check import Count, Range
+from vit_jax.errors import UserError, choose
+from vit_jax.kernels import place
+from vit_jax.models import vit
+from vit_jax.nn import positions, resnet
+from vit_jax.nn.layers import (
+  ACTIVATIONS,
+  NORMS,
+  Dropout,
+  LayerScale,
+  MAPHead,
+  MlpBlock,
+  MultiHeadDotProductAttention,
+  PatchEmbedding,
+  check_images,
+  crop_to_patches,
+  linear_head,
+  unit,
+)
+from vit_jax.nn.positions import (
+  ADDED,
+  IN_ATTENTION,
+  TABLES,
+  TOKENS,
+  PositionEmbedding,
+  RelativePositions,
+  Rope,
+  TableOfOffsets,
+)
+from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+
+CLASSIFIERS = (*vit.CLASSIFIERS, 'token_mean', 'distilled')
+# How many tokens before the patches a classifier reads.
+READS_PREFIX = {'token': 1, 'token_mean': 1, 'distilled': 2}
+ROPES = ('none', *(kind for kind in positions.ROPES if kind != 'rotary'))
+BIASES = {
+  'qkv': ('query', 'key', 'value'),
+  'qv': ('query', 'value'),
+  'none': (),
+}
+FINAL_NORMS = ('tokens', 'pooled', 'none', 'untied')
+EXTRA_NORMS = ('patches', 'tokens', 'qk', 'attention', 'mlp')
+
+
+def has_cls(fields: Mapping) -> bool:
+  """Whether a ViT of these fields has a class token."""
+  if (stated := fields.get('cls_token')) is not None:
+    return stated
+  return fields.get('classifier', 'token') in READS_PREFIX
+
+
+def prefix(fields: Mapping) -> int:
+  """Returns the number of tokens before the patches of a ViT of these fields."""
+  return has_cls(fields) + fields.get('registers', 0)
+
+
+class Layers(NamedTuple):
+  """The layers of a block, by the number that ends their names."""
+
+  norm: Callable[[int], nn.Module]
+  attention: Callable[[int], Callable]
+  mlp: Callable[[int], Callable]
+  scale: Callable  # (number, branch) -> branch, with LayerScale if the block has it
+  drop: Callable  # dropout and stochastic depth of a branch
+
+
+class Block(vit.EncoderBlock):
+  """The layers of the blocks below, each of which is an equation.
+
+  Attributes:
+    relpos: makes the block's own table of relative positions; None: it has none.
+    layer_scale, layer_scale_where: see `ViT`.
+  """
+
+  relpos: Callable[[], nn.Module] | None = None
+  layer_scale: float | None = None
+  layer_scale_where: str = 'both'
+
+  @nn.compact
+  def __call__(
+    self,
+    x,
+    depth_rate=None,
+    *,
+    train: bool = False,
+    num_queries=None,
+    bias=None,
+    kv_heads=None,
+  ):
+    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it.
+
+    Args:
+      bias: [1, M, N, N] of scores, shared by all blocks, or None.
+      kv_heads: heads of keys and values; None: as many as of queries.
+    """
+    if self.relpos is not None:
+      bias = self.relpos()(x.shape[1])
+    positions = self.positions(bias)
+
+    def norm(i):
+      return self.norm(name=f'LayerNorm_{i}')
+
+    def attention(i):
+      name = f'MultiHeadDotProductAttention_{i}'
+      layer = self.attention(kv_heads=kv_heads, name=name)
+      return lambda y: layer(y[:, :num_queries], y, positions=positions)
+
+    def mlp(i):
+      return functools.partial(self.mlp(name=f'MlpBlock_{i}'), train=train)
+
+    def scale(i, y):
+      if self.layer_scale is None or (i and self.layer_scale_where == 'attention'):
+        return y
+      return LayerScale(self.layer_scale, name=f'LayerScale_{i}')(y)
+
+    def drop(y):
+      y = Dropout(self.dropout)(y, deterministic=not train)
+      return StochasticDepth()(y, depth_rate, train=train)
+
+    x = place(x)
+    if self.added is not None:
+      x = x + self.added()(x, self.grid)
+    first = x[:, :num_queries]
+    return self.equation(x, first, Layers(norm, attention, mlp, scale, drop))
+
+  def positions(self, bias) -> Callable | None:
+    """Returns the `positions` of attention: rotations, relative ones, or a bias."""
+    if self.in_attention is None and bias is None:
+      return None
+    module = None if self.in_attention is None else self.in_attention()
+
+    def positions(query, key):
+      own = None
+      if module is not None:
+        query, key, own = module(query, key)
+      return query, key, own if bias is None else bias[:, :, : query.shape[1]]
+
+    return positions
+
+  def equation(self, x, first, layers: Layers):
+    """Returns the block's output.
+
+    Args:
+      x: [B, N, D].
+      first: the tokens of x that the output has.
+    """
+    raise NotImplementedError
+
+
+class PreNormBlock(Block):
+  """x + attention(norm(x)), then x + mlp(norm(x)), as in the paper."""
+
+  def equation(self, x, first, layers):
+    attention, mlp = layers.attention(0), layers.mlp(0)
+    x = first + layers.drop(layers.scale(0, attention(layers.norm(0)(x))))
+    return x + layers.drop(layers.scale(1, mlp(layers.norm(1)(x))))
+
+
+class PostNormBlock(Block):
+  """x + norm(attention(x)), then x + norm(mlp(x)): Swin V2, EVA-02-E."""
+
+  def equation(self, x, first, layers):
+    attention, mlp = layers.attention(0), layers.mlp(0)
+    x = first + layers.drop(layers.norm(0)(attention(x)))
+    return x + layers.drop(layers.norm(1)(mlp(x)))
+
+
+class ParallelBlock(Block):
+  """x + attention(y) + mlp(y), y = norm(x): arXiv 2302.05442."""
+
+  def equation(self, x, first, layers):
+    attention, mlp = layers.attention(0), layers.mlp(0)
+    y = layers.norm(0)(x)
+    y = attention(y) + mlp(y[:, : first.shape[1]])
+    return first + layers.drop(layers.scale(0, y))
+
+
+class BranchesBlock(Block):
+  """The sum of x and two attentions, then of x and two MLPs: arXiv 2203.09795."""
+
+  def equation(self, x, first, layers):
+    def attend(i):
+      y = layers.attention(i)(layers.norm(i)(x))
+      return layers.drop(layers.scale(i, y))
+
+    def map_tokens(i):
+      y = layers.mlp(i)(layers.norm(i + 2)(x))
+      return layers.drop(layers.scale(i + 2, y))
+
+    x = first + (attend(0) + attend(1))
+    return x + (map_tokens(0) + map_tokens(1))
+
+
+BLOCKS = {
+  'pre': PreNormBlock,
+  'post': PostNormBlock,
+  'parallel': ParallelBlock,
+  'branches': BranchesBlock,
+}
+
+
+class Encoder(vit.Encoder):
+  """The paper's `Encoder` with further norms, positions and heads.
+
+  Attributes:
+    norm: makes a norm in float32, given `name`.
+    pre_norm: whether there is a norm before the first block.
+    final_norm: see `ViT`.
+    relpos: makes a table of relative positions for all blocks; None: there is none.
+    kv_heads: heads of keys and values of each block; None: as many as of queries.
+  """
+
+  norm: Callable[..., nn.Module]
+  pre_norm: bool
+  final_norm: str
+  relpos: Callable[[], nn.Module] | None
+  kv_heads: tuple[int, ...] | None
+
+  @nn.compact
+  def __call__(self, x, grid, *, train=False, num_queries=None, between=None):
+    """Runs the blocks; arguments and results are those of the paper's `Encoder`."""
+    if self.added is not None:
+      added = self.added()(x, grid)
+      x = x + added
+      if self.every:
+        between = vit.add_between(added, then=between)
+    x = Dropout(self.dropout)(x, deterministic=not train)
+    if self.pre_norm:
+      x = self.norm(name='pre_norm')(x).astype(x.dtype)
+    out = {'tokens': x}
+
+    def arguments(i):
+      own = {}
+      if self.kv_heads:
+        own['kv_heads'] = self.kv_heads[i]
+      if num_queries is not None and i == len(self.rates) - 1:
+        own['num_queries'] = num_queries
+      return own
+
+    bias = None if self.relpos is None else self.relpos()(x.shape[1])
+    x, blocks = stack(
+      self.block,
+      x,
+      name='encoderblock',
+      rates=self.rates,
+      scan=self.scan,
+      remat=self.remat,
+      train=train,
+      between=between,
+      more=arguments,
+      shared={} if bias is None else {'bias': bias},
+    )
+    return self.normalize(x, grid), out | blocks
+
+  def normalize(self, x, grid):
+    """Maps tokens [B, N, D] to their like in float32."""
+    if self.final_norm in ('none', 'pooled'):
+      return x.astype(jnp.float32)
+    norm = self.norm(name='encoder_norm')
+    if self.final_norm == 'tokens':
+      return norm(x)
+    before = x.shape[1] - grid[0] * grid[1]
+    first = self.norm(name='cls_norm')(x[:, :before])
+    return jnp.concatenate([first, norm(x[:, before:])], axis=1)
+
+
+class ViT(vit.ViT):
+  """Patches, a Transformer, a head, with the fields of later papers."""
+
+  # token_mean: cls token and mean side by side (DINOv2's linear probes); distilled: the
+  # mean of two heads, on the cls token and the first register (DeiT, arXiv 2012.12877).
+  # For the others see `models.vit`.
+  classifier: Literal[CLASSIFIERS] = 'token'
+  cls_token: bool | None = None  # None: only where the classifier reads it
+  # Register tokens behind the cls token (arXiv 2309.16588). DeiT's distillation token is one.
+  registers: Annotated[int, Range(0, 2**16)] = 0
+  projection: Count | None = None  # width of a linear layer before the head (CLIP's)
+  unit: bool = False  # scales the head's input to unit length, as for texts
+  # Tokens with a learned position beside the patches: all; the cls token alone (DINOv2);
+  # none (big_vision, DeiT III, FlexiViT).
+  posemb_tokens: Literal[TOKENS] = 'prefix'
+  rope: Literal[ROPES] = 'none'  # rotary positions of patches, see `nn.positions.ROPES`
+  rope_base: float | tuple[float, ...] | None = None  # None: the kind's; or all periods
+  # The grid that 'eva' and 'pe' scale places to.
+  rope_reference: tuple[int, int] | None = None
+  # (shift, jitter, rescale) of places in training, arXiv 2508.10104, section 3.2.
+  rope_augment: tuple[float, float, float] | None = None
+  # Learned biases of scores by offset (BEiT, arXiv 2106.08254), of each layer or of all.
+  relpos: Literal[TABLES] = 'none'
+  block: Literal[tuple(BLOCKS)] = 'pre'  # see the class of each
+  mlp: Literal['mlp', 'swiglu'] = 'mlp'  # swiglu: gated (arXiv 2002.05202)
+  act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
+  # The projections with a bias; qv in BEiT and DINOv3.
+  qkv_bias: Literal[tuple(BIASES)] = 'qkv'
+  dense_bias: bool = True  # the attention's last projection and the MLP; not in AIMv2
+  patch_bias: bool = True  # not in CLIP
+  head_bias: bool = True  # not in CLIP's projection
+  # Heads of keys and values per layer (arXiv 2305.13245); None: num_heads.
+  kv_heads: tuple[int, ...] | None = None
+  layer_scale: float | None = None  # initial value (CaiT, arXiv 2103.17239); None: none
+  layer_scale_where: Literal['both', 'attention'] = 'both'
+  norm: Literal[tuple(NORMS)] = 'layer'
+  norm_eps: float = 1e-6  # every norm's; transformers' ViT has 1e-12 by default
+  # Further norms: patches before positions (AIMv2), tokens before the first block (CLIP),
+  # queries and keys, the attention's output and the MLP's hidden layer (EVA-02).
+  extra_norms: tuple[Literal[EXTRA_NORMS], ...] = ()
+  # pooled: behind the pooling, as timm's for means; untied: cls token and registers have
+  # one of their own (arXiv 2508.10104).
+  final_norm: Literal[FINAL_NORMS] = 'tokens'
+  map_heads: Count | None = None  # heads of attention pooling; None: num_heads
+  map_mlp_dim: Count | None = None  # None: mlp_dim
+  # Whether attention pooling sees cls token and registers (Perception Encoder).
+  map_prefix: bool = False
+
+  @nn.compact
+  def __call__(self, images, *, train: bool = False, features: bool = True):
+    """Classifies images; arguments and results are those of the paper's `ViT`."""
+    if self.is_paper:
+      return super().__call__(images, train=train, features=features)
+    check_images(images)
+    self.check()
+    norm = functools.partial(NORMS[self.norm], eps=self.norm_eps)  # in float32
+    body_norm = functools.partial(norm, self.dtype)
+
+    # Patches.
+    if self.stem_blocks is None:
+      x, out = crop_to_patches(images, self.patch_size), {}
+    else:
+      x, out = resnet.trunk(
+        images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
+      )
+    stride = resnet.stride(self.stem_blocks)
+    embedding = PatchEmbedding(
+      self.width, self.patch_size, self.dtype, stride, self.patch_bias, name='embedding'
+    )
+    out['stem'] = x = embedding(x)
+    B, *grid, D = x.shape
+    grid = tuple(grid)
+    x = x.reshape(B, -1, D)
+    if 'patches' in self.extra_norms:
+      x = body_norm(name='embedding_norm')(x)
+
+    # The class token and registers; initial values are timm's.
+    def tokens(name, number, init):
+      tokens = self.param(name, init, (1, number, D), jnp.float32)
+      return jnp.broadcast_to(tokens.astype(x.dtype), (B, number, D))
+
+    first = []
+    if has_cls(vars(self)):
+      first.append(tokens('cls', 1, nn.initializers.zeros_init()))
+    if self.registers:
+      first.append(tokens('registers', self.registers, nn.initializers.normal(1e-6)))
+    if first:
+      x = jnp.concatenate([*first, x], axis=1)  # [B, P + h w, D]
+
+    # Positions.
+    added, in_attention, relpos = None, None, None
+    if self.posemb in ADDED:
+      added = functools.partial(
+        PositionEmbedding,
+        self.posemb,
+        self.posemb_std,
+        self.posemb_tokens,
+        name='posembed_input',
+      )
+    elif self.posemb == 'relative':
+      in_attention = functools.partial(
+        RelativePositions, grid, self.posemb_std, name='posembed_relative'
+      )
+    elif self.posemb == 'rotary':
+      in_attention = functools.partial(Rope, 'rotary', grid)
+    if self.rope != 'none':
+      in_attention = functools.partial(
+        Rope,
+        self.rope,
+        grid,
+        base=self.rope_base,
+        reference=self.rope_reference,
+        first=int(self.rope == 'pe' and has_cls(vars(self))),
+        augment=self.rope_augment,
+        train=train,
+        name='rope',
+      )
+    if self.relpos != 'none':
+      relpos = functools.partial(TableOfOffsets, self.num_heads, grid, name='relpos')
+
+    # The Transformer.
+    every_block = self.posemb_where == 'every'
+    extra_norm = lambda name: body_norm if name in self.extra_norms else None
+    heads = dict(
+      num_heads=self.num_heads,
+      dtype=self.dtype,
+      biases=BIASES[self.qkv_bias] + ('out',) * self.dense_bias,
+      qk_norm=extra_norm('qk'),
+      norm=extra_norm('attention'),
+    )
+    mlp = functools.partial(
+      MlpBlock,
+      self.mlp_dim,
+      self.dropout,
+      self.act,
+      self.dtype,
+      use_bias=self.dense_bias,
+      gated=self.mlp == 'swiglu',
+      norm=extra_norm('mlp'),
+    )
+    block = functools.partial(
+      BLOCKS[self.block],
+      attention=functools.partial(MultiHeadDotProductAttention, **heads),
+      mlp=mlp,
+      norm=body_norm,
+      dropout=self.dropout,
+      grid=grid,
+      added=added if every_block else None,
+      in_attention=in_attention,
+      relpos=relpos if self.relpos == 'layer' else None,
+      layer_scale=self.layer_scale,
+      layer_scale_where=self.layer_scale_where,
+    )
+    if self.attention == 'axial':
+      along = functools.partial(vit.AxialAttention, **heads, grid=grid)
+      rows = functools.partial(along, axis='rows')
+      columns = functools.partial(along, axis='columns')
+      block = functools.partial(
+        vit.AxialBlock,
+        rows=functools.partial(block, attention=rows),
+        columns=functools.partial(block, attention=columns, added=None),
+      )
+    encoder = Encoder(
+      block,
+      rates=tuple(depth_rates(self.stochastic_depth, self.depth)),
+      dropout=self.dropout,
+      added=None if every_block else added,
+      every=self.posemb_where == 'shared',
+      scan=self.scan,
+      remat=self.remat,
+      norm=norm,
+      pre_norm='tokens' in self.extra_norms,
+      final_norm=self.final_norm,
+      relpos=relpos if self.relpos == 'shared' else None,
+      kv_heads=self.kv_heads,
+      name='Transformer',
+    )
+    num_queries = None
+    if not features and self.final_norm != 'untied':
+      num_queries = {'token': 1, 'distilled': 2}.get(self.classifier)
+    x, blocks = encoder(x, grid, train=train, num_queries=num_queries)
+    out |= blocks
+    out['encoded'] = x
+
+    # The vectors [B, D] that are classified; [B, 2, D] if 'distilled'.
+    patches = x[:, self.prefix :] if self.prefix else x
+    match choose('classifier', self.classifier, CLASSIFIERS):
+      case 'token':
+        x = x[:, 0]
+      case 'distilled':
+        x = x[:, :2]
+      case 'token_mean':
+        x = jnp.concatenate([x[:, 0], patches.mean(axis=1)], axis=-1)
+      case 'gap':
+        x = patches.mean(axis=1)
+      case 'map':
+        pool = MAPHead(
+          self.map_heads or self.num_heads,
+          self.map_mlp_dim or self.mlp_dim,
+          self.act,
+          self.norm_eps,
+          name='MAPHead_0',
+        )
+        x = pool(x if self.map_prefix else patches)
+      case 'none':
+        x = patches
+    if self.final_norm == 'pooled':
+      x = norm(name='pooled_norm')(x)
+
+    # The head.
+    if self.representation_size is not None:
+      x = nn.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
+    if self.projection is not None:
+      x = nn.Dense(self.projection, name='projection')(x)
+    if self.unit:
+      x = unit(x)
+    head = functools.partial(linear_head, use_bias=self.head_bias)
+    if self.classifier != 'distilled':
+      return self.classify(x, out, features, head)
+    other = head(x[:, 1], self.num_classes, self.head_bias_init, name='head_dist')
+    logits, out = self.classify(x[:, 0], out, features, head)
+    return (logits + other) / 2, out | {'pre_logits': x.mean(axis=1)}
+
+  @property
+  def is_paper(self) -> bool:
+    """Whether all fields of this page have their defaults."""
+    paper = vit.ViT.__dataclass_fields__
+    later = [f for f in dataclasses.fields(self) if f.name not in paper]
+    same = all(getattr(self, f.name) == f.default for f in later)
+    return same and self.classifier in vit.CLASSIFIERS
+
+  @property
+  def prefix(self) -> int:
+    """The number of tokens before the patches: cls token and registers."""
+    return prefix(vars(self))
+
+  def check(self) -> None:
+    """Raises UserError for fields that do not go together."""
+    super().check()
+    choose('posemb_tokens', self.posemb_tokens, TOKENS)
+    choose('relpos', self.relpos, TABLES)
+    needs = READS_PREFIX.get(self.classifier, 0)
+    if self.prefix < needs or (needs and not has_cls(vars(self))):
+      more = 'a class token' + (' and registers=1' if needs == 2 else '')
+      raise UserError(f'classifier={self.classifier!r} needs {more}.')
+    heads = self.kv_heads or [1] * self.depth
+    shared = all(n > 0 and self.num_heads % n == 0 for n in heads)
+    if not shared or len(heads) != self.depth or (self.kv_heads and self.scan):
+      raise UserError(
+        f'kv_heads={self.kv_heads}: expected a divisor of num_heads={self.num_heads} for '
+        f'each of the {self.depth} blocks, and scan=False.'
+      )
+    both = self.rope != 'none' or self.relpos != 'none'
+    relative = self.posemb == 'relative' and self.relpos != 'none'
+    if relative or (self.posemb in IN_ATTENTION and self.rope != 'none'):
+      raise UserError(
+        f'posemb={self.posemb!r} excludes rope and relpos: leave them out.'
+      )
+    if self.attention == 'axial' and both:
+      raise UserError(
+        "rope and relpos work only with attention='full': leave them out."
+      )
+
+
+# timm's words for the sizes.
+_TIMM = dict(tiny='Ti', small='S', medium='M', base='B', large='L', so400m='So400m')
+_TIMM |= dict(huge='H', giant='g', giantopt='g-opt', gigantic='G')
+_SIZES = '|'.join(_TIMM)
+
+
+def _timm(name: str) -> tuple[str | None, dict] | None:
+  from vit_jax.models import timm  # its table is read where a name is not ours
+
+  if (row := timm.options(name)) is None:
+    return None
+  fields, usual = timm.fields_of(row), ViT.__dataclass_fields__
+  shape = tuple(fields[key] for key in ('width', 'depth', 'mlp_dim', 'num_heads'))
+  size = next(
+    (size for size, numbers in vit.VARIANTS.items() if numbers == shape), None
+  )
+  if size is None:
+    return None, fields
+  variant = f'{size}/{fields["patch_size"][0]}'  # timm's patches are square
+  shown = {'patch_size', 'width', 'depth', 'mlp_dim', 'num_heads'}
+  return variant, {
+    key: value
+    for key, value in fields.items()
+    if key not in shown and value != usual[key].default
+  }
+
+
+FAMILY = dataclasses.replace(
+  vit.FAMILY,
+  model=ViT,
+  before=rf'{vit.FAMILY.before}|embedding_norm/.*|registers|Transformer/(pre_norm|relpos)/.*',
+  matrices=(
+    *vit.FAMILY.matrices,
+    (r'Transformer/encoderblock.*/gate/kernel', ((-2,), (-1,))),
+  ),
+  pairs=r'Transformer/(encoderblock_\d+/)?relpos/table',
+  any_size=lambda fields: vit.FAMILY.any_size(fields) and fields['relpos'] == 'none',
+  published=(
+    (r'(\w+)', _timm),
+    # timm's hybrids: vit_base_r50_s16_384, vit_tiny_r_s16_p8_224.
+    (
+      rf'vit_({_SIZES})_r(\d+)_s(\d+)(?:_\d+)?',
+      lambda size, r, s: (f'R{r}+{_TIMM[size]}/{s}', {}),
+    ),
+    (rf'vit_({_SIZES})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_TIMM[size]}/16', {})),
+    *vit.FAMILY.published,
+  ),
+)
