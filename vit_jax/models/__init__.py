@@ -125,7 +125,7 @@ def build(name: str, variant: str | None = None, **fields):
       fields[field] = _hashable(value)
   if 'dtype' in fields:
     fields['dtype'] = jnp.dtype(fields['dtype'])
-  return _facts(name).model(**fields)
+  return _facts(name).make(**fields)
 
 
 def _hashable(value):

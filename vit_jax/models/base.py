@@ -36,7 +36,9 @@ class Family:
   """The facts of one family. Regexes match whole parameter paths ('a/b/kernel').
 
   Attributes:
-    model: the Linen module's class.
+    model: the Linen module's class, which has every field of the family.
+    plain: the class of models that set no field which `model` adds to it; None: there is
+      no such class. `model.is_plain` says whether a model sets none.
     variant: 'B/16' -> fields of `model`; UserError for an unknown name.
     blocks: parameters of the repeated blocks, with the named groups `block`, the path
       up to the block's number; `layer`, that number, absent where a scan has stacked
@@ -74,6 +76,7 @@ class Family:
   model: type
   variant: Callable[[str], dict]
   tiny: tuple[dict, ...]
+  plain: type | None = None
   blocks: str = r'(?!)(?P<block>)(?P<layer>)'  # (?!) matches nothing
   before: str = '(?!)'
   branch_ends: str = '(?!)'
@@ -91,6 +94,13 @@ class Family:
   published: tuple[tuple[str, Callable], ...] = ()
   outputs: Literal['classes', 'maps', 'pixels', 'boxes', 'regions'] = 'classes'
   inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None = None
+
+  def make(self, **fields) -> 'Model':
+    """Returns the model of these fields, of the class `plain` if they set no other."""
+    model = self.model(**fields)
+    if self.plain is None or not model.is_plain:
+      return model
+    return self.plain(**{k: v for k, v in fields.items() if hasattr(self.plain, k)})
 
   def around(self, backbone: 'Family') -> 'Family':
     """Returns the facts of a model of this family with a backbone of another.
@@ -210,9 +220,13 @@ class Model(nn.Module):
 
   @nn.nowrap
   def fields(self) -> dict:
-    """Returns {field: value}, with a backbone as the dict that `models.build` takes."""
-    names = [f.name for f in dataclasses.fields(self)]
-    fields = {n: getattr(self, n) for n in names if n not in ('parent', 'name')}
+    """Returns {field: value}, with a backbone as the dict that `models.build` takes.
+
+    A field that only the family's larger class has, see `Family.plain`, has its default.
+    """
+    every = dataclasses.fields(_find(type(self.untuned))[1].model)
+    fields = {f.name: getattr(self, f.name, f.default) for f in every}
+    del fields['parent'], fields['name']
     if (inside := self.backbone) is not None:
       fields['backbone'] = {'name': inside.family_name, **inside.fields()}
     return fields
@@ -220,10 +234,13 @@ class Model(nn.Module):
   @nn.nowrap
   def change(self, **values) -> 'Model':
     """Returns the model, backbone included, with other values of the fields it has."""
-    fields = {name: value for name, value in values.items() if hasattr(self, name)}
+    every = self.fields()
+    fields = {name: value for name, value in values.items() if name in every}
     if self.backbone is not None and 'backbone' not in fields:
       fields['backbone'] = self.backbone.change(**values)
-    return self.clone(**fields)
+    if all(hasattr(self, name) for name in fields):
+      return self.clone(**fields)
+    return self.family.make(**{**every, **fields})
 
   @nn.nowrap
   def inputs(self, image_shape: tuple[int, int, int], batch: int = 1):
@@ -280,7 +297,7 @@ class Model(nn.Module):
 def _find(cls: type) -> tuple[str, Family]:
   """Returns the entry of `models.MODELS` with a class."""
   for name in models.MODELS:
-    if (facts := models.MODELS[name]).model is cls:
+    if cls in ((facts := models.MODELS[name]).model, facts.plain):
       return name, facts
   raise ValueError(f'no family of models.MODELS has the class {cls.__name__}')
 

@@ -11,7 +11,9 @@ import math
 import re
 from pathlib import Path
 
+from vit_jax import models
 from vit_jax.errors import did_you_mean
+from vit_jax.models.vit import VARIANTS
 
 # The classes' defaults that a translation reads, where they are not None, False or 0.
 _COMMON = dict(patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0)
@@ -226,3 +228,36 @@ def _beit(get: _Options) -> dict:
     relpos='layer' if layer else 'shared' if shared else 'none',
     qkv_bias='qv' if get('qkv_bias') else 'none',
   )
+
+
+def find_variant(name: str) -> tuple[str | None, dict] | None:
+  """Returns (variant, fields) of a name, see `Family.published`; None for no ViT of timm."""
+  if (row := options(name)) is None:
+    return None
+  fields, usual = fields_of(row), models.signature('vit').parameters
+  shape = tuple(fields[key] for key in ('width', 'depth', 'mlp_dim', 'num_heads'))
+  size = next((size for size, numbers in VARIANTS.items() if numbers == shape), None)
+  if size is None:
+    return None, fields
+  variant = f'{size}/{fields["patch_size"][0]}'  # timm's patches are square
+  shown = {'patch_size', 'width', 'depth', 'mlp_dim', 'num_heads'}
+  return variant, {
+    key: value
+    for key, value in fields.items()
+    if key not in shown and value != usual[key].default
+  }
+
+
+_SIZES = dict(tiny='Ti', small='S', medium='M', base='B', large='L', so400m='So400m')
+_SIZES |= dict(huge='H', giant='g', giantopt='g-opt', gigantic='G')
+_SIZE = '|'.join(_SIZES)
+# See `Family.published`.
+PUBLISHED = (
+  (r'(\w+)', find_variant),
+  # Hybrids: vit_base_r50_s16_384, vit_tiny_r_s16_p8_224.
+  (
+    rf'vit_({_SIZE})_r(\d+)_s(\d+)(?:_\d+)?',
+    lambda size, r, s: (f'R{r}+{_SIZES[size]}/{s}', {}),
+  ),
+  (rf'vit_({_SIZE})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_SIZES[size]}/16', {})),
+)

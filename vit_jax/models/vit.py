@@ -6,7 +6,7 @@ pre-training head has one tanh hidden layer before it; `representation_size` giv
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import flax.linen as nn
@@ -305,12 +305,12 @@ class ViT(Classifier):
 
     # Patches, of the image or of a ResNet's last map.
     if self.stem_blocks is None:
-      x, out = crop_to_patches(images, self.patch_size), {}
+      x, out, stride = crop_to_patches(images, self.patch_size), {}, 1
     else:
       x, out = resnet.trunk(
         images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
       )
-    stride = resnet.stride(self.stem_blocks)
+      stride = resnet.stride(self.stem_blocks)
     embedding = PatchEmbedding(
       self.width, self.patch_size, self.dtype, stride, name='embedding'
     )
@@ -417,6 +417,14 @@ class ViT(Classifier):
       )
 
 
+def stride(fields: Mapping) -> tuple[int, int]:
+  """Returns the pixels per token of a ViT of these fields, down and across."""
+  down, across = fields['patch_size']
+  if (blocks := fields.get('stem_blocks')) is None:
+    return down, across
+  return down * resnet.stride(blocks), across * resnet.stride(blocks)
+
+
 FAMILY = Family(
   model=ViT,
   variant=variant,
@@ -437,9 +445,7 @@ FAMILY = Family(
   ),
   position='Transformer/posembed_input/pos_embedding',
   patches='embedding/kernel',
-  stride=lambda f: tuple(
-    n * resnet.stride(f.get('stem_blocks')) for n in f['patch_size']
-  ),
+  stride=stride,
   any_size=lambda fields: fields['posemb'] in ('sincos2d', 'rotary', 'none'),
   # Google: ViT-B_16, R50+ViT-B_16.
   published=(

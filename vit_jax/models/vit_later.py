@@ -1,7 +1,7 @@
 """Later Vision Transformers: the paper's, with the parts that later papers changed.
 
-`ViT` adds their fields to those of `models.vit.ViT`. A model that sets none of them runs
-the paper's page; all others are composed here, of the same layers.
+`ViT` adds their fields to those of `models.vit.ViT`. `models.build` takes the paper's class
+for a model that sets none of them; all others are composed here, of the same layers.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from vit_jax.check import Count, Range
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
-from vit_jax.models import vit
+from vit_jax.models import timm, vit
 from vit_jax.nn import positions, resnet
 from vit_jax.nn.layers import (
   ACTIVATIONS,
@@ -329,8 +329,6 @@ class ViT(vit.ViT):
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images; arguments and results are those of the paper's `ViT`."""
-    if self.is_paper:
-      return super().__call__(images, train=train, features=features)
     check_images(images)
     self.check()
     norm = functools.partial(NORMS[self.norm], eps=self.norm_eps)  # in float32
@@ -338,12 +336,12 @@ class ViT(vit.ViT):
 
     # Patches.
     if self.stem_blocks is None:
-      x, out = crop_to_patches(images, self.patch_size), {}
+      x, out, stride = crop_to_patches(images, self.patch_size), {}, 1
     else:
       x, out = resnet.trunk(
         images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
       )
-    stride = resnet.stride(self.stem_blocks)
+      stride = resnet.stride(self.stem_blocks)
     embedding = PatchEmbedding(
       self.width, self.patch_size, self.dtype, stride, self.patch_bias, name='embedding'
     )
@@ -502,8 +500,8 @@ class ViT(vit.ViT):
     return (logits + other) / 2, out | {'pre_logits': x.mean(axis=1)}
 
   @property
-  def is_paper(self) -> bool:
-    """Whether all fields of this page have their defaults."""
+  def is_plain(self) -> bool:
+    """Whether the fields of this page have their defaults, so that `vit.ViT` does."""
     paper = vit.ViT.__dataclass_fields__
     later = [f for f in dataclasses.fields(self) if f.name not in paper]
     same = all(getattr(self, f.name) == f.default for f in later)
@@ -542,36 +540,10 @@ class ViT(vit.ViT):
       )
 
 
-# timm's words for the sizes.
-_TIMM = dict(tiny='Ti', small='S', medium='M', base='B', large='L', so400m='So400m')
-_TIMM |= dict(huge='H', giant='g', giantopt='g-opt', gigantic='G')
-_SIZES = '|'.join(_TIMM)
-
-
-def _timm(name: str) -> tuple[str | None, dict] | None:
-  from vit_jax.models import timm  # its table is read where a name is not ours
-
-  if (row := timm.options(name)) is None:
-    return None
-  fields, usual = timm.fields_of(row), ViT.__dataclass_fields__
-  shape = tuple(fields[key] for key in ('width', 'depth', 'mlp_dim', 'num_heads'))
-  size = next(
-    (size for size, numbers in vit.VARIANTS.items() if numbers == shape), None
-  )
-  if size is None:
-    return None, fields
-  variant = f'{size}/{fields["patch_size"][0]}'  # timm's patches are square
-  shown = {'patch_size', 'width', 'depth', 'mlp_dim', 'num_heads'}
-  return variant, {
-    key: value
-    for key, value in fields.items()
-    if key not in shown and value != usual[key].default
-  }
-
-
 FAMILY = dataclasses.replace(
   vit.FAMILY,
   model=ViT,
+  plain=vit.ViT,
   before=rf'{vit.FAMILY.before}|embedding_norm/.*|registers|Transformer/(pre_norm|relpos)/.*',
   matrices=(
     *vit.FAMILY.matrices,
@@ -580,13 +552,7 @@ FAMILY = dataclasses.replace(
   pairs=r'Transformer/(encoderblock_\d+/)?relpos/table',
   any_size=lambda fields: vit.FAMILY.any_size(fields) and fields['relpos'] == 'none',
   published=(
-    (r'(\w+)', _timm),
-    # timm's hybrids: vit_base_r50_s16_384, vit_tiny_r_s16_p8_224.
-    (
-      rf'vit_({_SIZES})_r(\d+)_s(\d+)(?:_\d+)?',
-      lambda size, r, s: (f'R{r}+{_TIMM[size]}/{s}', {}),
-    ),
-    (rf'vit_({_SIZES})_r_s16_p8(?:_\d+)?', lambda size: (f'R+{_TIMM[size]}/16', {})),
+    *timm.PUBLISHED,
     *vit.FAMILY.published,
   ),
 )
