@@ -1,6 +1,5 @@
 """The contract that every entry of MODELS keeps, on the `tiny` models of its family."""
 
-import dataclasses
 import functools
 import re
 
@@ -67,7 +66,7 @@ def test_the_family_knows_the_stride(name):
   family, model = models.family(name.split()[0]), build(name)
   maps = [x for x in shapes_of(model)[1].values() if x.ndim == 4]
   h, w = min(x.shape[1:3] for x in maps)
-  fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+  fields = model.fields()
   assert family.stride(fields) == (SIZE // h, SIZE // w)
 
 

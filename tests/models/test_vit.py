@@ -111,7 +111,7 @@ def test_names_of_others_give_the_same_model():
   assert vit_jax.create_model('ViT-B_16', num_classes=7) == model
   assert vit_jax.create_model('vit:B/16', num_classes=7) == model
   timm = vit_jax.create_model('vit_base_patch16_224', num_classes=7)
-  assert timm == model.clone(act='gelu_erf')
+  assert timm == model.change(act='gelu_erf')
 
 
 @pytest.mark.parametrize(

@@ -133,9 +133,8 @@ class Vpt(Method):
 
 def _scale(backbone) -> float:
   """Returns v; prompts start uniform in (-v, v), as a patch embedding does."""
-  names = [f.name for f in dataclasses.fields(backbone.model)]
-  fields = {name: getattr(backbone.model, name) for name in names}
-  patch = math.prod(backbone.family.stride(fields)) * backbone.image_shape[-1]
+  stride = backbone.family.stride(backbone.model.fields())
+  patch = math.prod(stride) * backbone.image_shape[-1]
   width = backbone.layers[backbone.blocks[0]].inputs[-1]
   return math.sqrt(6 / (patch + width))
 

@@ -115,7 +115,7 @@ class ImageText(Loaded):
     kernel = (scale * means.T).astype(np.float32)  # [E, K]
     params['head'] = {'kernel': kernel, 'bias': np.full(len(labels), bias, np.float32)}
     fields = dict(head_bias=True, projection=outputs, unit=True)
-    model = self.model.clone(num_classes=len(labels), **fields)
+    model = self.model.change(num_classes=len(labels), **fields)
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Loaded)}
     fields |= dict(model=model, class_names=class_names or list(labels))
     return Loaded(**fields | dict(variables={**self.variables, 'params': params}))
