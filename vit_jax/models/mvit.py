@@ -37,7 +37,7 @@ _ZEROS = nn.initializers.zeros_init()
 # PyTorch's initial values of convolutions.
 _CONV_INIT = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
-Pair = tuple[int, int]
+_Pair = tuple[int, int]
 
 
 def variant(name: str) -> dict:
@@ -67,12 +67,12 @@ class Step:
   window: int = 0
 
 
-def grid_of(grid: Pair, stride: int) -> Pair:
+def _grid_of(grid: _Pair, stride: int) -> _Pair:
   """Returns (h, w) of a map after pooling, rounded up."""
   return tuple(-(-n // stride) for n in grid)
 
 
-def on_map(function: Callable, x, grid: Pair):
+def _on_map(function: Callable, x, grid: _Pair):
   """Applies [B, h, w, ...] -> [B, H, W, ...] to the last h w tokens of [B, N, ...]."""
   others = x.shape[1] - grid[0] * grid[1]
   y = function(x[:, others:].reshape(x.shape[0], *grid, *x.shape[2:]))
@@ -117,7 +117,7 @@ class PoolingAttention(nn.Module):
   kernel_init: Callable
 
   @nn.compact
-  def __call__(self, x, grid: Pair, window: int = 0):
+  def __call__(self, x, grid: _Pair, window: int = 0):
     """Maps [B, N, D], the last h w of them a map (h, w), to [B, n, width].
 
     Args:
@@ -132,13 +132,13 @@ class PoolingAttention(nn.Module):
     def pooled(name, stride):
       y = dense(outputs=heads, name=name)(x)
       pool = Pool(self.num_heads, stride, self.dtype, name=f'pool_{name}')
-      y = on_map(pool, y, grid)
+      y = _on_map(pool, y, grid)
       y = y.reshape(*y.shape[:2], *heads)
       return LayerNorm(self.dtype, name=f'norm_{name}')(y)
 
     query = pooled('query', self.stride)
     key, value = (pooled(name, self.key_stride) for name in ('key', 'value'))
-    grids = grid_of(grid, self.stride), grid_of(grid, self.key_stride)
+    grids = _grid_of(grid, self.stride), _grid_of(grid, self.key_stride)
     whole, kinds = query, []
     if window:
       sides = ((window // n,) * 2 for n in (self.stride, self.key_stride))
@@ -185,7 +185,7 @@ class Block(nn.Module):
     if step.stride > 1:
       window, strides = (step.stride + 1,) * 2, (step.stride,) * 2
       pool = lambda x: nn.max_pool(x, window, strides, [(1, 1)] * 2)
-      x = on_map(pool, x, step.grid)
+      x = _on_map(pool, x, step.grid)
     attention = PoolingAttention(
       step.num_heads,
       step.attention,
@@ -301,7 +301,7 @@ class MViT(Classifier):
         more=lambda i, steps=steps: {'step': steps[i]},
       )
       rates = rates[depth:]
-      grid = grid_of(steps[-1].grid, steps[-1].stride)
+      grid = _grid_of(steps[-1].grid, steps[-1].stride)
       tokens = x[:, -grid[0] * grid[1] :]
       norm = LayerNorm(self.dtype, name=f'stage{s + 1}_norm')
       tokens = norm(tokens) if self.map_norms else tokens
@@ -316,7 +316,7 @@ class MViT(Classifier):
     depth, heads, width = self.depths[s], self.num_heads << s, self.width << s
     key_stride = max(self.kv_stride >> s, 1)
     first = Step(grid, 2 if s else 1, key_stride, heads, width, width)
-    grid = grid_of(grid, first.stride)
+    grid = _grid_of(grid, first.stride)
     after = dataclasses.replace(first, grid=grid, stride=1)
     steps = [first] + [after] * (depth - 1)
     if self.window:

@@ -230,7 +230,7 @@ def _beit(get: _Options) -> dict:
   )
 
 
-def find_variant(name: str) -> tuple[str | None, dict] | None:
+def _find_variant(name: str) -> tuple[str | None, dict] | None:
   """Returns (variant, fields) of a name, see `Family.published`; None for no ViT of timm."""
   if (row := options(name)) is None:
     return None
@@ -253,7 +253,7 @@ _SIZES |= dict(huge='H', giant='g', giantopt='g-opt', gigantic='G')
 _SIZE = '|'.join(_SIZES)
 # See `Family.published`.
 PUBLISHED = (
-  (r'(\w+)', find_variant),
+  (r'(\w+)', _find_variant),
   # Hybrids: vit_base_r50_s16_384, vit_tiny_r_s16_p8_224.
   (
     rf'vit_({_SIZE})_r(\d+)_s(\d+)(?:_\d+)?',

@@ -7,7 +7,7 @@ for a model that sets none of them; all others are composed here, of the same la
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -69,8 +69,10 @@ def prefix(fields: Mapping) -> int:
 
 
 class Layers(NamedTuple):
-  """The layers of a block, by the number that ends their names."""
+  """What a block computes with; a number ends the name of each layer."""
 
+  x: Any  # [B, N, D] with positions
+  first: Any  # the tokens of x that the block returns
   norm: Callable[[int], nn.Module]
   attention: Callable[[int], Callable]
   mlp: Callable[[int], Callable]
@@ -81,6 +83,8 @@ class Layers(NamedTuple):
 class Block(vit.EncoderBlock):
   """The layers of the blocks below, each of which is an equation.
 
+  Blocks map [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it.
+
   Attributes:
     relpos: makes the block's own table of relative positions; None: it has none.
     layer_scale, layer_scale_where: see `ViT`.
@@ -90,8 +94,7 @@ class Block(vit.EncoderBlock):
   layer_scale: float | None = None
   layer_scale_where: str = 'both'
 
-  @nn.compact
-  def __call__(
+  def layers(
     self,
     x,
     depth_rate=None,
@@ -100,8 +103,8 @@ class Block(vit.EncoderBlock):
     num_queries=None,
     bias=None,
     kv_heads=None,
-  ):
-    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it.
+  ) -> Layers:
+    """Returns the layers for x [B, N, D], from within `__call__`.
 
     Args:
       bias: [1, M, N, N] of scores, shared by all blocks, or None.
@@ -109,7 +112,16 @@ class Block(vit.EncoderBlock):
     """
     if self.relpos is not None:
       bias = self.relpos()(x.shape[1])
-    positions = self.positions(bias)
+    module = None if self.in_attention is None else self.in_attention()
+
+    def positions(query, key):
+      own = None
+      if module is not None:
+        query, key, own = module(query, key)
+      return query, key, own if bias is None else bias[:, :, : query.shape[1]]
+
+    if module is None and bias is None:
+      positions = None
 
     def norm(i):
       return self.norm(name=f'LayerNorm_{i}')
@@ -134,75 +146,48 @@ class Block(vit.EncoderBlock):
     x = place(x)
     if self.added is not None:
       x = x + self.added()(x, self.grid)
-    first = x[:, :num_queries]
-    return self.equation(x, first, Layers(norm, attention, mlp, scale, drop))
-
-  def positions(self, bias) -> Callable | None:
-    """Returns the `positions` of attention: rotations, relative ones, or a bias."""
-    if self.in_attention is None and bias is None:
-      return None
-    module = None if self.in_attention is None else self.in_attention()
-
-    def positions(query, key):
-      own = None
-      if module is not None:
-        query, key, own = module(query, key)
-      return query, key, own if bias is None else bias[:, :, : query.shape[1]]
-
-    return positions
-
-  def equation(self, x, first, layers: Layers):
-    """Returns the block's output.
-
-    Args:
-      x: [B, N, D].
-      first: the tokens of x that the output has.
-    """
-    raise NotImplementedError
+    return Layers(x, x[:, :num_queries], norm, attention, mlp, scale, drop)
 
 
 class PreNormBlock(Block):
   """x + attention(norm(x)), then x + mlp(norm(x)), as in the paper."""
 
-  def equation(self, x, first, layers):
-    attention, mlp = layers.attention(0), layers.mlp(0)
-    x = first + layers.drop(layers.scale(0, attention(layers.norm(0)(x))))
-    return x + layers.drop(layers.scale(1, mlp(layers.norm(1)(x))))
+  @nn.compact
+  def __call__(self, x, depth_rate=None, **options):
+    x, first, norm, attention, mlp, scale, drop = self.layers(x, depth_rate, **options)
+    x = first + drop(scale(0, attention(0)(norm(0)(x))))
+    return x + drop(scale(1, mlp(0)(norm(1)(x))))
 
 
 class PostNormBlock(Block):
   """x + norm(attention(x)), then x + norm(mlp(x)): Swin V2, EVA-02-E."""
 
-  def equation(self, x, first, layers):
-    attention, mlp = layers.attention(0), layers.mlp(0)
-    x = first + layers.drop(layers.norm(0)(attention(x)))
-    return x + layers.drop(layers.norm(1)(mlp(x)))
+  @nn.compact
+  def __call__(self, x, depth_rate=None, **options):
+    x, first, norm, attention, mlp, _, drop = self.layers(x, depth_rate, **options)
+    x = first + drop(norm(0)(attention(0)(x)))
+    return x + drop(norm(1)(mlp(0)(x)))
 
 
 class ParallelBlock(Block):
   """x + attention(y) + mlp(y), y = norm(x): arXiv 2302.05442."""
 
-  def equation(self, x, first, layers):
-    attention, mlp = layers.attention(0), layers.mlp(0)
-    y = layers.norm(0)(x)
-    y = attention(y) + mlp(y[:, : first.shape[1]])
-    return first + layers.drop(layers.scale(0, y))
+  @nn.compact
+  def __call__(self, x, depth_rate=None, **options):
+    x, first, norm, attention, mlp, scale, drop = self.layers(x, depth_rate, **options)
+    y = norm(0)(x)
+    y = attention(0)(y) + mlp(0)(y[:, : first.shape[1]])
+    return first + drop(scale(0, y))
 
 
 class BranchesBlock(Block):
   """The sum of x and two attentions, then of x and two MLPs: arXiv 2203.09795."""
 
-  def equation(self, x, first, layers):
-    def attend(i):
-      y = layers.attention(i)(layers.norm(i)(x))
-      return layers.drop(layers.scale(i, y))
-
-    def map_tokens(i):
-      y = layers.mlp(i)(layers.norm(i + 2)(x))
-      return layers.drop(layers.scale(i + 2, y))
-
-    x = first + (attend(0) + attend(1))
-    return x + (map_tokens(0) + map_tokens(1))
+  @nn.compact
+  def __call__(self, x, depth_rate=None, **options):
+    x, first, norm, attention, mlp, scale, drop = self.layers(x, depth_rate, **options)
+    x = first + sum(drop(scale(i, attention(i)(norm(i)(x)))) for i in (0, 1))
+    return x + sum(drop(scale(i + 2, mlp(i)(norm(i + 2)(x)))) for i in (0, 1))
 
 
 BLOCKS = {
@@ -264,18 +249,15 @@ class Encoder(vit.Encoder):
       more=arguments,
       shared={} if bias is None else {'bias': bias},
     )
-    return self.normalize(x, grid), out | blocks
-
-  def normalize(self, x, grid):
-    """Maps tokens [B, N, D] to their like in float32."""
+    out |= blocks
     if self.final_norm in ('none', 'pooled'):
-      return x.astype(jnp.float32)
+      return x.astype(jnp.float32), out
     norm = self.norm(name='encoder_norm')
     if self.final_norm == 'tokens':
-      return norm(x)
+      return norm(x), out
     before = x.shape[1] - grid[0] * grid[1]
     first = self.norm(name='cls_norm')(x[:, :before])
-    return jnp.concatenate([first, norm(x[:, before:])], axis=1)
+    return jnp.concatenate([first, norm(x[:, before:])], axis=1), out
 
 
 class ViT(vit.ViT):
