@@ -9,8 +9,9 @@ import pytest
 import vit_jax
 from tests.support import naming
 from tests.support.abstract import abstract_params, count
-from vit_jax import trees
+from vit_jax import models, trees
 from vit_jax.errors import UserError
+from vit_jax.models import vit, vit_later
 from vit_jax.nn.positions import sincos2d
 from vit_jax.train import flops
 
@@ -214,3 +215,45 @@ def test_without_features_the_last_block_is_for_the_class_token():
     *(jax.tree.leaves(value(params, f)) for f in (False, True)), strict=True
   ):
     np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    dict(dropout=0.1, stochastic_depth=0.1, representation_size=8),
+    dict(classifier='map', posemb='sincos2d', scan=True, remat='full'),
+    dict(classifier='gap', attention='axial', posemb='learn2d', posemb_where='every'),
+    dict(posemb='relative', stem_blocks=(1,), stem_width=32),
+  ],
+  ids=lambda fields: fields.get('classifier', 'token') + '-' + fields.get('posemb', ''),
+)
+def test_the_later_page_computes_the_same_with_its_defaults(fields):
+  fields |= dict(patch_size=(4, 4), width=16, depth=2, mlp_dim=32, num_heads=2)
+  paper, later = vit.ViT(**fields), vit_later.ViT(**fields)
+  assert type(models.build('vit', **fields)) is vit.ViT
+  shapes = paper.shapes((64, 64, 3))
+  assert later.shapes((64, 64, 3)) == shapes
+  images = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
+
+  def lower(model):
+    def run(variables, images):
+      rngs = {'dropout': jax.random.key(0)}
+      return model.apply(variables, images, train=True, features=False, rngs=rngs)
+
+    return jax.jit(run).lower(shapes, images).as_text()
+
+  assert lower(later) == lower(paper)
+
+
+def test_a_field_of_a_later_paper_makes_the_later_model():
+  model = models.build('vit', 'mu/16')
+  assert type(model) is vit.ViT
+  assert type(model.change(scan=True)) is vit.ViT
+  later = model.change(registers=4)
+  assert type(later) is vit_later.ViT
+  assert later == models.build('vit', 'mu/16', registers=4)
+  assert model.family_name == later.family_name == 'vit'
+  assert {**model.fields(), 'registers': 4} == later.fields()
+  assert type(models.build('vit', 'mu/16', classifier='token_mean')) is vit_later.ViT
+  with pytest.raises(UserError, match=naming('vit.registres', 'registers')):
+    models.build('vit', 'mu/16', registres=4)

@@ -192,7 +192,7 @@ class Encoder(nn.Module):
     rates: rates of stochastic depth of the L blocks.
     dropout: rate after the position embedding.
     added: makes the positions that are added to tokens; None: none are.
-    every: whether they are added before every block, instead of the first alone.
+    shared: whether they are added before every block, not before the first alone.
     scan, remat: see `stack`.
   """
 
@@ -200,7 +200,7 @@ class Encoder(nn.Module):
   rates: tuple[float, ...]
   dropout: float
   added: Callable[[], nn.Module] | None
-  every: bool
+  shared: bool
   scan: bool
   remat: str
 
@@ -220,7 +220,7 @@ class Encoder(nn.Module):
     if self.added is not None:
       added = self.added()(x, grid)
       x = x + added
-      if self.every:
+      if self.shared:
         between = add_between(added, then=between)
     x = Dropout(self.dropout)(x, deterministic=not train)
     out = {'tokens': x}
@@ -366,7 +366,7 @@ class ViT(Classifier):
       rates=tuple(depth_rates(self.stochastic_depth, self.depth)),
       dropout=self.dropout,
       added=None if every_block else added,
-      every=self.posemb_where == 'shared',
+      shared=self.posemb_where == 'shared',
       scan=self.scan,
       remat=self.remat,
       name='Transformer',

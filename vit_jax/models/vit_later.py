@@ -221,7 +221,7 @@ class Encoder(vit.Encoder):
     if self.added is not None:
       added = self.added()(x, grid)
       x = x + added
-      if self.every:
+      if self.shared:
         between = vit.add_between(added, then=between)
     x = Dropout(self.dropout)(x, deterministic=not train)
     if self.pre_norm:
@@ -425,7 +425,7 @@ class ViT(vit.ViT):
       rates=tuple(depth_rates(self.stochastic_depth, self.depth)),
       dropout=self.dropout,
       added=None if every_block else added,
-      every=self.posemb_where == 'shared',
+      shared=self.posemb_where == 'shared',
       scan=self.scan,
       remat=self.remat,
       norm=norm,
