@@ -58,12 +58,12 @@ def setters() -> str:
 def by_position() -> set[tuple[str, str]]:
   """Returns the (op, argument) that a pipeline of a recipe or page gives by position."""
   given = set()
-  # An argument may be a tuple, in parentheses of its own.
-  for name, text in re.findall(r'(\w+)\(((?:[^()|]|\([^()|]*\))*)\)', setters()):
+  # A call, whose arguments may hold one level of brackets: 'random_affine(8, (0.9, 1.1))'.
+  for name, text in re.findall(r'(\w+)\(((?:[^()|]|\([^()]*\))*)\)', setters()):
     if name in registry.OPS:
-      text = re.sub(r'\([^()]*\)', 'tuple', text)
       parameters = [*inspect.signature(registry.OPS[name]).parameters]
-      positional = [arg for arg in text.split(',') if arg.strip() and '=' not in arg]
+      arguments = re.sub(r'\([^()]*\)', 'pair', text).split(',')
+      positional = [arg for arg in arguments if arg.strip() and '=' not in arg]
       given |= {(name, parameter) for parameter in parameters[: len(positional)]}
   return given
 
