@@ -51,7 +51,7 @@ ROOMS = {
   'weights': (188, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 44_000, 'configs': 2_100, 'tests': 32_400}
+LINES = {'vit_jax': 44_000, 'configs': 2_150, 'tests': 32_400}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.
