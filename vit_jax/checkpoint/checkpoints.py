@@ -431,7 +431,7 @@ def _flatten_items(items: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_shardings(named: dict) -> dict:
-  """Gives leaves without a sharding that of one device."""
+  """Places leaves that have no sharding on one device."""
   one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   return {
     name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or one)

@@ -67,7 +67,8 @@ IMAGENET21K = Kind(
     citation='Deng et al., ImageNet: A Large-Scale Hierarchical Image Database, CVPR 2009',
   ),
   place=_place_synset,
-  upright=False,  # as in all published results
+  # As in all published results.
+  upright=False,
 )
 
 
@@ -103,7 +104,8 @@ def builder(
   import tensorflow_datasets as tfds
 
   pieces_of: dict[str, list[Piece]] = {}
-  labels, first = set(), {}  # the first piece of each folder
+  # `first` is {folder: its first piece}.
+  labels, first = set(), {}
   for piece in itertools.chain.from_iterable(map(_pieces, sources)):
     names = [name for name, _ in _files(piece)]
     other = first.setdefault(piece.folder, piece)
@@ -303,7 +305,8 @@ def _files(piece: Piece) -> Iterator[tuple[str, Callable[[], bytes]]]:
 def _files_of_tar(file, above: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
   with tarfile.open(fileobj=file, tarinfo=_Strict) as tar:
     while member := tar.next():
-      tar.members.clear()  # there may be millions
+      # Free the list of members, because there may be millions.
+      tar.members.clear()
       name = above + _stem(member.name)
       if not member.isreg() or any(map(folder.is_hidden, name.split('/'))):
         continue

@@ -107,7 +107,7 @@ def match(
   names, rows, remark = source.class_names, None, ''
   n = len(names or ())
   same = names and model.names and ids(names) == ids(model.names[:n])
-  # The names beyond those of the data are all unknown.
+  # The model has the classes of the data first, and the names of its other classes are unknown.
   if class_map is None and same and not any(model.names[n:]):
     if among in (None, DATA, ALL):
       return None, ''

@@ -131,7 +131,10 @@ def evaluation(args) -> tuple[str | None, dict]:
 
 
 def names_of_run(source: str) -> list[str] | None:
-  """Returns the class names of a run, '' beyond those of its data; None if it is no run."""
+  """Returns the class names of a run; None if the source is no run.
+
+  A name is '' if the run's data has no such class.
+  """
   from vit_jax.train import evaluations
   from vit_jax.weights import runs
 

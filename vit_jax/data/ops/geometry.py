@@ -59,7 +59,7 @@ def each(function, images, u, shape=None, dtype=None):
   """Applies `function(image, u)` to one image, or to each image of a batch.
 
   Args:
-    shape, dtype: those of one result; None: those of one image.
+    shape, dtype: shape and dtype of one result; None if they are those of an image.
   """
   if images.shape.rank == 3:
     return function(images, u)

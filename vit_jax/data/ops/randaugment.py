@@ -190,7 +190,8 @@ class IncreasingRandAugment(RandAugment):
     """Returns a function without arguments for each op of INCREASING, and the identity."""
     level = self.level(b)
     signed = tf.where(a < 0.5, -level, level)
-    whole = lambda x: tf.cast(tf.floor(x), tf.int32)  # int(), as x >= 0
+    # The same as int(), because x >= 0.
+    whole = lambda x: tf.cast(tf.floor(x), tf.int32)
     factor = tf.maximum(tf.cast(1 + 0.9 * signed, tf.float32), 0.1)
     bits, threshold = 4 - whole(4 * level), 256 - whole(256 * level)
     angle = signed * math.radians(30)

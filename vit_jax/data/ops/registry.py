@@ -222,7 +222,8 @@ def _pieces(pp: str) -> Iterator[str]:
 def _bind(text: str) -> Op:
   """Makes the op of a text, 'name' or 'name(1, key=2)'."""
   name, args, kwargs = parse_call(text)
-  OPS[name]  # imports its module, or raises an error with the names that there are
+  # Imports the module of the op, or raises an error that lists all names.
+  OPS[name]
   op = _facts[name]
   signature = inspect.signature(op.make)
   try:

@@ -71,7 +71,8 @@ def _part(
   options: Annotated[dict | None, sources.check_options] = None,
   classes: subset.Classes = None,
 ) -> Source:
-  del weight, label_offset  # arguments of the mixture
+  # The mixture itself reads these.
+  del weight, label_offset
   return sources.build(source, split, classes=classes, **(options or {}))
 
 

@@ -45,7 +45,7 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
   lower = export.export(jax.jit(flat, keep_unused=True), platforms=platforms)
   exported = lower(*shapes)
   text = exported.mlir_module()
-  # TensorFlow 2.21 cannot sort rows whose number is open.
+  # TensorFlow 2.21 cannot sort a variable number of rows.
   if program.batch is None and 'stablehlo.composite "chlo.top_k"' in text:
     raise UserError('A two-stage detector as a SavedModel needs --batch N, fixed.')
   # TensorFlow 2.21 does not refine shapes within composite operations, such as erfc.

@@ -69,12 +69,14 @@ def describe(
     without; gflops, forward per image (see `flops`); exaflops of the training or None.
   """
   fields = dict(fields or {})
-  if 'num_classes' in models.signature(name).parameters:  # it has a head
+  # True for a model with a head.
+  if 'num_classes' in models.signature(name).parameters:
     fields = {'num_classes': num_classes, **fields}
   module = models.build(name, **fields)
   forward, variables, images = _trace(module, (*resolution, 3))
   params = trees.flatten(variables['params'])
-  if getattr(module, 'scan', None) is False:  # it was traced as one block
+  # Such a model was traced as one block.
+  if getattr(module, 'scan', None) is False:
     unstack = functools.partial(adapt.unstack, family=module.family)
     params = jax.eval_shape(unstack, params)
   operations = flops.count(forward, variables, images)

@@ -13,8 +13,8 @@ from vit_jax.train.metrics import TIME, last_values
 
 # The most points of a curve, two for each pixel of its width.
 POINTS = 1200
-# (title, pattern of names) of the charts on the page of one run. The numbers whose names
-# match share the chart.
+# (title, regex of names) of the charts on the page of one run. All numbers whose names match
+# are curves of that chart.
 _CHARTS = (
   ('Loss', r'.*/loss'),
   ('Accuracy', r'train/accuracy|.*/top[15]'),
