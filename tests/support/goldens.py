@@ -1,6 +1,7 @@
 """Tiny published files in tests/golden, and the outputs of their own library."""
 
 import functools
+import re
 
 import jax
 import numpy as np
@@ -54,6 +55,29 @@ ABSOLUTE = ('vitdet', 'sfp', 'fpn', 'detr')
 LOGITS = {'swinv2_timm_pre': 1e-5, 'swinv2_hf': 1e-5}
 
 
+TWO = {'num_heads': 2}
+# Golden of a ViT -> what its small file needs to be told; published ones tell it by their
+# names.
+TOLD = {
+  'clip_openai': dict(num_heads=1, act='quick_gelu'),
+  'dinov2_original': TWO,
+  'dinov2_reg4_swiglu_original': TWO,
+  'eva02_clip_original': TWO,
+  'mae_original': TWO,
+  'pe_core_original': TWO | dict(map_heads=4),
+  'siglip_open_clip': TWO,
+  'siglip2_naflex_hf': dict(image_size=40),
+}
+
+
+def vits() -> list[str]:
+  """Returns the goldens of ViTs whose blocks are compared: NAME, or NAME.HEIGHTxWIDTH."""
+  stems = (file.name.split('.expected')[0] for file in GOLDEN.glob('*.expected.npz'))
+  kinds = re.compile(r'(?!.*naflex).*_(timm|hf|original|openai|open_clip|bigvision)$')
+  named = [(stem.partition('.')[0], stem) for stem in stems]
+  return sorted(x for name, x in named if kinds.match(name) and name not in GOLDENS)
+
+
 def path_of(name):
   folder = GOLDEN / name
   return folder if folder.is_dir() else GOLDEN / f'{name}.npz'
@@ -97,3 +121,48 @@ def check(source, name, **options):
       computed[key], expected[key], rtol=0, atol=atol, err_msg=key
     )
   return loaded
+
+
+def vit_outputs(loaded, images, name: str) -> dict:
+  """Returns a ViT's outputs under the names that they have in the goldens."""
+  logits, out = jax.jit(loaded.model.apply)(loaded.variables, images)
+  last = out[f'block{loaded.model.depth - 1:02d}']
+  is_clip = name.startswith(('clip_hf', 'clip_old', 'clip_openai', 'clip_vision'))
+  tokens = last if is_clip else out['encoded']  # CLIP's are before the last norm
+  features = logits if loaded.model.num_classes else out['pre_logits']
+  unit = features / np.linalg.norm(features, axis=-1, keepdims=True)
+  return {
+    'embed': out['tokens'],
+    'block_1': out['block00'],
+    f'block_{loaded.model.depth}': last,
+    'tokens': out['encoded'],
+    'last_hidden_state': tokens,
+    'image_tokens': tokens,
+    # DINOv2's pooler takes the class token, its classifier the mean of patches too.
+    'pooler_output': out['pre_logits'][:, : loaded.model.width],
+    'image_pooled': out['pre_logits'],
+    'pre_logits': out['pre_logits'],
+    'logits': logits,
+    'image_features': features,
+    'image_embeds': features if name.startswith('clip_vision') else unit,
+  }
+
+
+def check_vit(stem: str):
+  """Loads the file of a golden of `vits()` and compares what its library computes."""
+  name, _, size = stem.partition('.')
+  size = tuple(map(int, size.split('x'))) if size else None
+  expected = dict(np.load(GOLDEN / f'{stem}.expected.npz'))
+  loaded = vit_jax.load(path_of(name), image_size=size, **TOLD.get(name, {}))
+  computed = vit_outputs(loaded, expected['image'], name)
+  if 'input_ids' not in expected:
+    classes = {'logits', 'image_embeds'} & expected.keys()
+    assert bool(classes) == bool(loaded.model.num_classes)
+  keys = computed.keys() & expected.keys()
+  assert keys
+  for key in keys:
+    # The libraries' own float32 is up to 1.2e-5 from their float64, in logits 2.6e-6.
+    atol = 1e-5 if key in ('logits', 'image_features', 'image_embeds') else 2e-5
+    np.testing.assert_allclose(
+      computed[key], expected[key], rtol=0, atol=atol, err_msg=key
+    )

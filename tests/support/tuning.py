@@ -83,23 +83,29 @@ def batch_of(examples: int, side: int) -> dict:
   return {'image': image, 'label': label, 'mask': np.ones(examples, np.float32)}
 
 
+def random(shapes) -> dict:
+  """Returns {name: value}: to compile the initialisers would take as long as a step."""
+  rng = np.random.default_rng(0)
+
+  def value(name, x):
+    mean = 1.0 if name.endswith('/scale') else 0.0
+    return (mean + 0.1 * rng.normal(size=x.shape)).astype(x.dtype)
+
+  return {name: value(name, x) for name, x in trees.flatten(shapes).items()}
+
+
 def steps(model, rules, optimizer, batch, *, number, mesh=None, initial=None):
   """Returns (state before, state after, metrics of the first step).
 
   Args:
-    initial: {name: value} of parameters; None: drawn, with a head that is not zero.
+    initial: {name: value} of parameters; None: random ones, also in the head.
   """
   spec, key = jax.eval_shape(lambda: batch), jax.random.key(0)
   task = tasks.build('classify', model, spec)
   mesh = mesh or sharding.make_mesh(1, devices=jax.devices()[:1])
-
-  def init():
-    state = init_state(task, optimizer, spec, key, initial or {}, rules)
-    draw = lambda n, x: jax.random.normal(key, x.shape) if n.startswith('head/') else x
-    if initial is None:
-      state.params = trees.map_named(draw, state.params)
-    return state
-
+  if initial is None:
+    initial = random(jax.eval_shape(task.init, key, spec)['params'])
+  init = functools.partial(init_state, task, optimizer, spec, key, initial, rules)
   # What LLVM would gain by optimising takes longer than two steps do.
   fast = {'xla_backend_optimization_level': 0}
   before = jax.device_get(jax.jit(init).lower().compile(fast)())

@@ -1,6 +1,7 @@
 """Token ids, by vocabularies that the tests make; `make peer` compares with published ones."""
 
 import gzip
+import itertools
 
 import numpy as np
 import pytest
@@ -59,6 +60,18 @@ def test_merges_of_bytes(merges):
     [START, CAT - 1, byte('t', False), PHOTO, byte('o'), START + 1, 0],
     [START, CAT, byte("'", False), byte('s'), CAT, CAT, START + 1],  # cut, with an end
   ]
+
+
+def test_merges_end_where_clip_stops_reading(tmp_path):
+  # Its file has 262,145 lines; 49,408 ids are 512 bytes, 48,894 merges and two ends.
+  firsts = map(chr, [*range(33, 127), *range(161, 173), *range(174, 256)])
+  seconds = [chr(i) + end for i in range(174, 324) for end in ('', '</w>')]
+  others = map(' '.join, itertools.product(firsts, seconds))
+  pairs = ['c a', 'ca t</w>', *itertools.islice(others, 48_892)]
+  lines = ['#version: 0.2', *pairs, 'cat</w> a']
+  (tmp_path / MERGES).write_bytes(gzip.compress('\n'.join(lines).encode()))
+  (ids,) = read(tmp_path, Rules(4, 'lower', 0))(['cat'])
+  assert ids.tolist() == [49_406, CAT, 49_407, 0]
 
 
 def test_a_tokenizer_json_brings_its_own_cleaning_and_ends(tmp_path):

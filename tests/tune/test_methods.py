@@ -115,7 +115,7 @@ def test_frozen_models_compute_as_in_evaluation():
 
 def mlp():
   family = models.family('vit')
-  model = models.build('vit', num_classes=5, **family.tiny[0])
+  model = models.build('vit', num_classes=5, **family.tiny[0] | dict(depth=1))
   return tune.attach(model, family, (32, 32, 3), method='mlp', dropout=0.0)
 
 

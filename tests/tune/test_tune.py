@@ -1,5 +1,6 @@
 """What is trained and what is frozen: rules, a step, a run and its checkpoints."""
 
+import functools
 import shutil
 
 import jax
@@ -23,12 +24,10 @@ def attach(method='full', **options):
   return tune.attach(MODEL, models.family('vit'), (8, 8, 3), method, **options)
 
 
-@jax.jit
+@functools.cache
 def params():
-  values = TASK.init(jax.random.key(0), SPEC)['params']
-  kernel = jax.random.normal(jax.random.key(1), values['head']['kernel'].shape)
-  values['head']['kernel'] = kernel  # with zeros nothing before the head has a gradient
-  return values
+  shapes = jax.eval_shape(TASK.init, jax.random.key(0), SPEC)['params']
+  return trees.unflatten(tuning.random(shapes))
 
 
 # -- rules ------------------------------------------------------------------------------

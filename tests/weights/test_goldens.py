@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support import GOLDEN
-from tests.support.goldens import GOLDENS, check, path_of
+from tests.support.goldens import GOLDENS, check, check_vit, path_of, vits
 from vit_jax import models, trees
 
 
@@ -25,6 +25,11 @@ def test_golden_loads_by_its_path_and_agrees(name):
   assert loaded.image_size == {'detr': (1333, 1333)}.get(family, size)
 
 
+@pytest.mark.parametrize('stem', vits())
+def test_golden_vits_agree_block_by_block(stem):
+  check_vit(stem)
+
+
 def test_a_scanned_model_takes_the_same_file():
   check(path_of('vit_google_token'), 'vit_google_token', scan=True)
 
@@ -33,14 +38,23 @@ def test_a_scanned_model_takes_the_same_file():
 # files of their weights would be too large. The larger ResNets are not among them: the
 # rule makes their kernels of rank two, and then GroupNorm amplifies rounding (an image
 # moved by 1e-12 moves the logits of an R50 by 0.4, in float64).
-def rule_made(shapes, published):
-  """Returns params: leaf a/b/c is 0.05 sin(0.37 i + crc32 % 1000), scales 1 more."""
+def rule_made(model, shapes, published):
+  """Returns params: leaf a/b/c is 0.05 sin(0.37 i + crc32 % 1000), scales 1 more.
 
-  def leaf(name, shape):
+  Blocks are stacked, and follow the rule one by one.
+  """
+
+  def one(name, shape):
     name = published(name)
-    i = np.arange(np.prod(shape.shape))
+    i = np.arange(np.prod(shape))
     x = 0.05 * np.sin(0.37 * i + zlib.crc32(name.encode()) % 1000)
-    return (x + name.endswith('scale')).reshape(shape.shape).astype(np.float32)
+    return (x + name.endswith('scale')).reshape(shape).astype(np.float32)
+
+  def leaf(name, x):
+    if not model.family.is_stacked(name):
+      return one(name, x.shape)
+    layers = [model.family.unstacked(name, i) for i in range(model.depth)]
+    return np.stack([one(layer, x.shape[1:]) for layer in layers])
 
   return trees.map_named(leaf, shapes)
 
@@ -61,11 +75,11 @@ big_vision = lambda name: re.sub('.*/pos_embedding', 'pos_embedding', name)
   ],
 )
 def test_agrees_with_the_reference_code(name, size, fields, published, expected):
-  model = models.build(name, num_classes=10, **fields)
+  model = models.build(name, num_classes=10, scan=True, **fields)
   shape = (2, size, size, 3)
   images = np.sin(0.01 * np.arange(np.prod(shape))).reshape(shape).astype(np.float32)
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  params = rule_made(shapes, published)
+  params = rule_made(model, shapes, published)
   # In float64: in float32 our own rounding is up to 3e-6 more, as the machine has it.
   with jax.enable_x64(True):
     exact = model.clone(dtype=np.dtype('float64'))

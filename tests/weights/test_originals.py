@@ -1,4 +1,4 @@
-"""Files of the authors of ViTs: each computes what the authors' code does."""
+"""Files of the authors of ViTs; their outputs are in test_goldens.py."""
 
 import argparse
 import contextlib
@@ -17,67 +17,11 @@ from safetensors.numpy import load_file
 
 import vit_jax
 from tests.support import GOLDEN, naming
-from tests.support.goldens import arrays_of, path_of
+from tests.support.goldens import TOLD, arrays_of, path_of
 from vit_jax import weights
 from vit_jax.errors import UserError
 from vit_jax.weights import readers
 from vit_jax.weights.families import vit_originals
-
-# Golden -> what its small file needs to be told; published ones tell it by their names.
-TWO = dict(num_heads=2)
-GOLDENS = {
-  'dinov2_original': TWO,
-  'dinov2_reg4_swiglu_original': TWO,
-  'dinov3_original': {},
-  'dinov3_untied_original': {},
-  'clip_openai': dict(num_heads=1, act='quick_gelu'),
-  'clip_open_clip': {},
-  'siglip_open_clip': TWO,
-  'siglip_bigvision': {},
-  'pe_core_original': TWO | dict(map_heads=4),
-  'eva02_clip_original': TWO,
-  'mae_original': TWO,
-}
-SIZES = [
-  ('dinov2_original', (49, 28)),
-  ('dinov2_original', (28, 63)),
-  ('dinov2_reg4_swiglu_original', (48, 24)),
-  ('dinov3_original', (48, 24)),
-  ('pe_core_original', (48, 24)),
-]
-
-
-def computed(name, size=None):
-  """Returns the outputs of a golden's image tower under the reference's names, and those."""
-  ending = 'x'.join(map(str, size)) + '.' if size else ''
-  expected = dict(np.load(GOLDEN / f'{name}.{ending}expected.npz'))
-  size = size or expected['image'].shape[1:3]
-  loaded = vit_jax.load(path_of(name), image_size=size, **GOLDENS[name])
-  logits, out = jax.jit(loaded.model.apply)(loaded.variables, expected['image'])
-  last = f'block{loaded.model.depth - 1:02}'
-  image_tokens = last if name == 'clip_openai' else 'encoded'
-  names = {'embed': 'tokens', 'tokens': 'encoded', 'block_1': 'block00'}
-  names |= {'block_2': 'block01', 'image_tokens': image_tokens}
-  names |= {'image_pooled': 'pre_logits'}
-  ours = {key: out[value] for key, value in names.items() if value in out}
-  features = logits if loaded.model.num_classes else out['pre_logits']
-  unit = features / np.linalg.norm(features, axis=-1, keepdims=True)
-  ours |= {'logits': logits, 'image_features': features, 'image_embeds': unit}
-  return ours, expected
-
-
-@pytest.mark.parametrize(
-  ('name', 'size'), [*((name, None) for name in GOLDENS), *SIZES]
-)
-def test_goldens_agree(name, size):
-  ours, expected = computed(name, size)
-  keys = ours.keys() & expected.keys()
-  assert keys
-  for key in keys:
-    # The reference's own float32 is up to 1.2e-5 from its float64, in logits 2.6e-6.
-    atol = 1e-5 if key in ('logits', 'image_features', 'image_embeds') else 2e-5
-    np.testing.assert_allclose(ours[key], expected[key], rtol=0, atol=atol, err_msg=key)
-
 
 # Models of timm -> (their authors' file, what timm's conversion renamed, back).
 RENAMED = {
@@ -103,18 +47,26 @@ RENAMED = {
 }
 
 
-@pytest.mark.parametrize('name', RENAMED)
-def test_what_timm_renamed(name, tmp_path, monkeypatch):
-  file, names = RENAMED[name]
-  expected = np.load(GOLDEN / f'{name}.expected.npz')
+def as_the_authors(name, side=16):
+  """Returns a timm golden's arrays under the authors' names.
+
+  `side`: of the grid to which EVA's tables of positions are scaled.
+  """
   arrays = {}
   for key, x in arrays_of(name).items():
-    for regex, new in names:
+    for regex, new in RENAMED[name][1]:
       key = re.sub(regex, new, key)
     arrays[key] = x
   if 'tiny_timm' in name:  # the authors keep the tables of a grid of 4 x 4
-    rows = np.arange(16)[:, None] // 4 * 16 / 4 * 10_000 ** -(np.arange(4) / 4)
+    rows = np.arange(16)[:, None] // 4 * side / 4 * 10_000 ** -(np.arange(4) / 4)
     arrays['rope.freqs_cos'] = np.cos(np.repeat(rows, 4, axis=1))
+  return arrays
+
+
+@pytest.mark.parametrize('name', RENAMED)
+def test_what_timm_renamed(name, tmp_path, monkeypatch):
+  file, arrays = RENAMED[name][0], as_the_authors(name)
+  expected = np.load(GOLDEN / f'{name}.expected.npz')
   monkeypatch.setattr(readers, 'read', lambda path: readers.Raw(arrays, {}))
   (tmp_path / file).touch()
   heads = 3 if 'postnorm' in name else 2
@@ -130,7 +82,7 @@ def test_what_timm_renamed(name, tmp_path, monkeypatch):
 
 def test_a_perception_encoder_without_pooling(tmp_path, monkeypatch):
   # As those for languages and for dense tasks, whose files have no final norm either.
-  whole = vit_jax.load(path_of('pe_core_original'), **GOLDENS['pe_core_original'])
+  whole = vit_jax.load(path_of('pe_core_original'), **TOLD['pe_core_original'])
   arrays = {
     name.removeprefix('visual.'): x
     for name, x in arrays_of('pe_core_original').items()
@@ -192,7 +144,7 @@ def test_a_file_without_such_a_name_is_asked_for(tmp_path, monkeypatch):
   + ['dinov3_untied_original', 'clip_openai'],
 )
 def test_the_authors_arrays_are_written_again(name, tmp_path):
-  source = weights.read(path_of(name), **GOLDENS[name])
+  source = weights.read(path_of(name), **TOLD.get(name, {}))
   weights.write(source, tmp_path / 'new', 'authors')
   theirs, ours = arrays_of(name), load_file(tmp_path / 'new/model.safetensors')
   # The mask token and the norm of local crops are for training alone, and the masked
@@ -234,7 +186,7 @@ def test_open_clips_two_towers_are_written_again(tmp_path):
 @pytest.mark.filterwarnings('default')
 @pytest.mark.parametrize(
   ('name', 'fields'),
-  [('clip_open_clip', {}), ('clip_openai', GOLDENS['clip_openai']), ('clip_hf', {})],
+  [('clip_open_clip', {}), ('clip_openai', TOLD['clip_openai']), ('clip_hf', {})],
 )
 def test_open_clip_reads_what_is_written(name, fields, tmp_path):
   torch = pytest.importorskip('torch', reason='torch is not installed')
@@ -251,6 +203,26 @@ def test_open_clip_reads_what_is_written(name, fields, tmp_path):
   computed |= {'image_embeds': unit(image), 'text_embeds': unit(text)}
   for key in computed.keys() & expected.keys():
     np.testing.assert_allclose(computed[key], expected[key], rtol=0, atol=1e-5)
+
+
+def with_another_mask():
+  arrays = arrays_of('dinov3_original')
+  mask = next(name for name in arrays if name.endswith('qkv.bias_mask'))
+  return arrays | {mask: np.ones_like(arrays[mask])}
+
+
+@pytest.mark.parametrize(
+  ('make', 'words'),
+  [
+    (with_another_mask, ('hides other biases', 'keys')),
+    (lambda: as_the_authors('eva02_tiny_timm', side=4), ('rotary', '16 x 16')),
+  ],
+)
+def test_arrays_that_no_field_expresses_are_refused(make, words, tmp_path, monkeypatch):
+  monkeypatch.setattr(readers, 'read', lambda path: readers.Raw(make(), {}))
+  (tmp_path / 'a.pth').touch()
+  with pytest.raises(UserError, match=naming(*words)):
+    weights.read(str(tmp_path / 'a.pth'), num_heads=2)
 
 
 # -- files of PyTorch -----------------------------------------------------------------
