@@ -69,6 +69,23 @@ TOLD = {
   'siglip2_naflex_hf': dict(image_size=40),
 }
 
+# Golden of a ViT of transformers -> the model_type that it is written as.
+TRANSFORMERS = {
+  'dinov2_hf': 'dinov2',
+  'dinov2_reg4_swiglu_hf': 'dinov2_with_registers',
+  'dinov3_hf': 'dinov3_vit',
+  'clip_vision_hf': 'clip_vision_model',
+  'siglip_classifier_hf': 'ijepa',  # whose classifier takes the same mean
+  'deit_distilled_hf': 'deit',
+  'beit_hf': 'beit',
+  'beit_shared_abs_hf': 'beit',
+  'data2vec_hf': 'beit',
+  'ijepa_hf': 'ijepa',
+  'vit_msn_hf': 'vit',
+  'mae_hf': 'vit',
+  'aimv2_hf': 'aimv2_vision_model',
+}
+
 
 def vits() -> list[str]:
   """Returns the goldens of ViTs whose blocks are compared: NAME, or NAME.HEIGHTxWIDTH."""

@@ -16,7 +16,7 @@ from PIL import Image
 
 import vit_jax
 from tests.support import ROOT
-from tests.support.goldens import GOLDEN, GOLDENS, LOGITS, path_of
+from tests.support.goldens import GOLDEN, GOLDENS, LOGITS, TRANSFORMERS, path_of
 from tests.support.peers import (
   MARKS,
   RESNETS,
@@ -29,8 +29,7 @@ from tests.support.peers import (
   save_timm,
   theirs,
 )
-from tests.tools.test_convert import logits_of, random_source
-from tests.weights import test_vit_hf
+from tests.support.random_source import logits_of, random_source
 from vit_jax import cli, imagenet, inference, models, trees, weights
 from vit_jax.data.single_image import SingleImage
 from vit_jax.models import timm as names
@@ -365,7 +364,7 @@ def test_bicubic_positions_are_those_of_timm(torch, timm):
     np.testing.assert_allclose(result[:, 1:], exact, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize('name', test_vit_hf.NAMES)
+@pytest.mark.parametrize('name', TRANSFORMERS)
 def test_transformers_reads_its_vits_as_they_are_written(
   torch, transformers, tmp_path, name
 ):

@@ -11,35 +11,18 @@ from safetensors.numpy import load_file, save_file
 
 import vit_jax
 from tests.support import GOLDEN, naming
-from tests.support.goldens import vit_outputs
+from tests.support.goldens import TRANSFORMERS, vit_outputs
 from vit_jax import models, weights
 from vit_jax.errors import UserError
 from vit_jax.weights import pipelines
 
-# golden -> the model_type that it is written as.
-NAMES = {
-  'dinov2_hf': 'dinov2',
-  'dinov2_reg4_swiglu_hf': 'dinov2_with_registers',
-  'dinov3_hf': 'dinov3_vit',
-  'clip_vision_hf': 'clip_vision_model',
-  'siglip_classifier_hf': 'ijepa',  # whose classifier takes the same mean
-  'deit_distilled_hf': 'deit',
-  'beit_hf': 'beit',
-  'beit_shared_abs_hf': 'beit',
-  'data2vec_hf': 'beit',
-  'ijepa_hf': 'ijepa',
-  'vit_msn_hf': 'vit',
-  'mae_hf': 'vit',
-  'aimv2_hf': 'aimv2_vision_model',
-}
 
-
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', TRANSFORMERS)
 def test_golden_comes_back(tmp_path, name):
   loaded = vit_jax.load(GOLDEN / name)
   weights.write(weights.read(GOLDEN / name), tmp_path / 'a', 'hf')
   config = json.loads((tmp_path / 'a' / 'config.json').read_text())
-  assert config['model_type'] == NAMES[name]
+  assert config['model_type'] == TRANSFORMERS[name]
   again = vit_jax.load(tmp_path / 'a')
   assert again.model == loaded.model
   jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)

@@ -1,0 +1,33 @@
+"""A small model with random parameters, as weights; its logits beside those of a file."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import models, trees
+from vit_jax.weights import adapt
+from vit_jax.weights.source import Source
+
+
+def random_source(**fields):
+  """A small model as `configs/folder.py` has it, every parameter random."""
+  fields = dict(variant='mu/8', depth=2, num_classes=5) | fields
+  family, fields = models.resolve('vit', **fields)
+  model = models.build(family, **fields)
+  images = jnp.zeros((1, 32, 48, 3))
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  rng = np.random.default_rng(0)
+  flat = {n: rng.normal(0, 0.3, x.shape) for n, x in trees.flatten(shapes).items()}
+  flat = {name: x.astype(np.float32) for name, x in flat.items()}
+  flat = adapt.unstack(flat, models.family(family))
+  names = ['ant', 'bee', 'cat', 'dog', 'eel'] if fields['num_classes'] else None
+  return Source('a run', 'run', family, fields, flat, (32, 48), 3, names, None, [])
+
+
+def logits_of(source, loaded):
+  """Logits of the source's own model, and of what was loaded."""
+  x = np.random.default_rng(1).uniform(-1, 1, (2, 32, 48, 3)).astype(np.float32)
+  # One block after the other: the source's parameters are not stacked.
+  model = models.build(source.family, **source.fields | {'scan': False})
+  mine, _ = jax.jit(model.apply)({'params': trees.unflatten(source.flat)}, x)
+  return mine, jax.jit(loaded.model.apply)(loaded.variables, x)[0]
