@@ -173,7 +173,7 @@ def check_vit(stem: str):
   loaded = vit_jax.load(path_of(name), image_size=size, **TOLD.get(name, {}))
   computed = vit_outputs(loaded, expected['image'], name)
   if 'input_ids' not in expected:
-    classes = {'logits', 'image_embeds'} & expected.keys()
+    classes = {'logits', 'image_embeds', 'image_features'} & expected.keys()
     assert bool(classes) == bool(loaded.model.num_classes)
   keys = computed.keys() & expected.keys()
   assert keys
