@@ -120,5 +120,5 @@ class FewShot(Probe):
       label = f'{c} ({train.class_names[c]})' if train.class_names else str(c)
       raise UserError(
         f'few-shot {name}: class {label} has {counts[c]} training examples, fewer than '
-        f'{max(self.shots)} shots, one of {len(few)} such classes.'
+        f'{max(self.shots)} shots. That holds for {len(few)} of the classes.'
       )

@@ -47,7 +47,9 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
   text = exported.mlir_module()
   # TensorFlow 2.21 cannot sort a variable number of rows.
   if program.batch is None and 'stablehlo.composite "chlo.top_k"' in text:
-    raise UserError('A two-stage detector as a SavedModel needs --batch N, fixed.')
+    raise UserError(
+      'A SavedModel of a two-stage detector needs a fixed batch: give --batch N.'
+    )
   # TensorFlow 2.21 does not refine shapes within composite operations, such as erfc.
   text = _COMPOSITE.sub(r'func.call \2(\1) :', text)
   module = stablehlo.serialize_portable_artifact_str(text, _STABLEHLO)
