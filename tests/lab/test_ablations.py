@@ -27,7 +27,7 @@ def test_the_papers_numbers_and_claims_are_about_cells(tmp_path):
     assert plan(tmp_path, name)
   cells = {}
   for name, ablation in ABLATIONS.items():
-    base = runner.changed(config_lib.load(ablation.config), ablation.changes)
+    base = runner.change(config_lib.load(ablation.config), ablation.changes)
     cells[name] = ablation.cells(base)
     assert set(ablation.beside[1]) <= set(cells[name])
   for claim in CLAIMS:

@@ -31,7 +31,7 @@ def data(tmp_path_factory):
 def test_splits_of_the_data_sets_as_they_are(name):
   sizes, *parts = REAL[SAME.get(name, name)]
   expected = dict(zip(('train800', 'val200', 'test'), map(tuple, parts), strict=True))
-  assert vtab.splits_of(name, sizes) == expected
+  assert vtab.find_splits(name, sizes) == expected
 
 
 def label_of(name: str, i: int) -> int:
@@ -50,7 +50,7 @@ def numbers_of(examples) -> list[int]:
 @pytest.mark.parametrize('name', TASKS)
 def test_a_task(data, name):
   task = TASKS[name]
-  parts = vtab.splits_of(name, vtab_fakes.SIZES[task.tfds])
+  parts = vtab.find_splits(name, vtab_fakes.SIZES[task.tfds])
   rows = {k: [(of, i) for i in range(*ends)] for k, (of, *ends) in parts.items()}
   assert (len(rows['train800']), len(rows['val200'])) == (800, 200)
   rows['train800val200'] = rows['train800'] + rows['val200']

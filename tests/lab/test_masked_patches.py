@@ -75,7 +75,7 @@ def test_corruption_has_the_shares_of_the_paper():
 
 def test_an_evaluation_corrupts_an_example_alike_in_any_batch():
   index = jnp.array([5, 0, 7])
-  of_examples = jax.jit(masked_patches.of_examples, static_argnums=(1, 2))
+  of_examples = jax.jit(masked_patches.draw_for_examples, static_argnums=(1, 2))
   together = of_examples(index, 8, 16)
   for i, one in enumerate(index):
     alone = of_examples(one[None], 8, 16)
@@ -98,7 +98,7 @@ def test_models_of_patches_see_corrupted_embeddings(variant, fields):
   def stems(images):
     params = task.model.init(jax.random.key(0), images)
     drawn = masked_patches.draw(KEY, task.corrupted, (8, task.patches))
-    with masked_patches.corrupted(task.layer, mask, drawn):
+    with masked_patches.corrupt(task.layer, mask, drawn):
       _, out = task.model.apply(params, images)
     return out['stem'], task.model.apply(params, images)[1]['stem'], drawn
 
@@ -265,7 +265,7 @@ def test_colors_have_three_bits_a_channel():
 def test_targets_are_those_of_a_loop():
   images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype(np.float32)
   targets = {
-    name: np.asarray(masked_patches.Target(name, (8, 8), 3).of(images))
+    name: np.asarray(masked_patches.Target(name, (8, 8), 3).compute(images))
     for name in masked_patches.TARGETS
   }
   assert {k: x.shape for k, x in targets.items()} == {
@@ -291,7 +291,9 @@ def test_targets_are_those_of_a_loop():
 def test_the_loss_is_its_formula(name):
   target = masked_patches.Target(name, (8, 8), 3)
   rng = np.random.default_rng(0)
-  goal = np.asarray(target.of(rng.uniform(-1, 1, (2, 16, 16, 3)).astype(np.float32)))
+  goal = np.asarray(
+    target.compute(rng.uniform(-1, 1, (2, 16, 16, 3)).astype(np.float32))
+  )
   predicted = rng.normal(size=(2, 4, target.outputs)).astype(np.float32)
   measured = target.measure(jnp.asarray(predicted), jnp.asarray(goal))
   if name == 'pixels':

@@ -19,7 +19,7 @@ def test_changes_make_another_config():
   config = {'epochs': 3, 'optim': {'lr': 1.0, 'wd': 0.1}, 'evals': {'a': {'type': 'x'}}}
   changes = {'optim.lr': 2.0, 'steps': 4, 'evals.a': None, 'model': {'name': 'vit'}}
   changes['model.patch_size'] = (4, 4)
-  assert runner.changed(config, changes) == {
+  assert runner.change(config, changes) == {
     'steps': 4,
     'optim': {'lr': 2.0, 'wd': 0.1},
     'evals': {},
@@ -62,7 +62,7 @@ def test_a_run_that_cannot_be_is_refused_before_the_first(changes, facts, tmp_pa
 
 def test_flags_of_train_are_named_as_those_of_a_grid():
   ours = pytest.raises(errors.DataError, match=r'^mine: another --out, or --set a=1$')
-  with ours, runner.named('mine'):
+  with ours, runner.name_errors('mine'):
     raise errors.DataError('another --workdir, or --config.a=1')
 
 

@@ -36,16 +36,16 @@ CONFIG = '--config=digits:debug'
   ],
 )
 def test_commas_separate_values_outside_of_brackets_and_quotes(assignment, values):
-  assert sweep.parsed([assignment]) == [(assignment.partition('=')[0], values)]
+  assert sweep.parse_values([assignment]) == [(assignment.partition('=')[0], values)]
 
 
 def test_the_name_of_a_value_is_stable_and_fit_for_a_folder():
-  assert sweep.name_of('optim.lr', 0.001) == 'optim.lr=0.001'
-  assert sweep.name_of('model.patch_size', [4, 4]) == 'model.patch_size=4x4'
-  one, other = (sweep.name_of('data.split', f'train[:{n}%]') for n in '12')
+  assert sweep.name_cell('optim.lr', 0.001) == 'optim.lr=0.001'
+  assert sweep.name_cell('model.patch_size', [4, 4]) == 'model.patch_size=4x4'
+  one, other = (sweep.name_cell('data.split', f'train[:{n}%]') for n in '12')
   assert re.fullmatch(r'data\.split=train_1-[0-9a-f]{6}', one)
   assert one != other
-  assert sweep.name_of('a', 'b|c') != sweep.name_of('a', 'b/c')
+  assert sweep.name_cell('a', 'b|c') != sweep.name_cell('a', 'b/c')
 
 
 def planned(tmp_path, *argv):

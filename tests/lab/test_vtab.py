@@ -20,7 +20,7 @@ SOURCE = str(GOLDEN / 'vit_google_token.npz')  # images of 32 x 32 pixels
 
 @pytest.fixture
 def grid(tmp_path):
-  model = vtab.model_of(SOURCE)
+  model = vtab.read_model(SOURCE)
   return lambda task, *argv: vtab.plan(
     vtab._parse([SOURCE, *argv]), task, model, tmp_path
   )

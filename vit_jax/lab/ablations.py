@@ -1,7 +1,8 @@
-"""The ablations of the ViT paper and its successors, as tables of cells.
+"""Ablations of the ViT paper and its successors, as tables of cells.
 
-`vit_jax sweep --ablation NAME` trains them. Each has a small config of bundled data, and
-returns {name of a cell: {config key: value}} for that or any fitting config.
+`vit_jax sweep --ablation NAME` trains one. An ablation is a function from a config to cells,
+{name of a cell: {config key: value}}. Each comes with a small config of bundled data, and
+also accepts other configs that suit it.
 """
 
 import json
@@ -17,10 +18,15 @@ from vit_jax.lab.runner import RunOf
 
 
 class Ablation(NamedTuple):
-  """An ablation: a bundled config with changes, and cells that fit it or others.
+  """An ablation and its bundled config.
 
-  `cells` raises ValueError for a config that they do not fit; `beside` is the title of a
-  column with the paper's numbers, and these by cell.
+  Attributes:
+    cells: config -> cells. It raises ValueError for a config that does not suit it.
+    title: what the ablation compares.
+    config: the bundled config.
+    changes: changes to the bundled config.
+    seeds: seeds of the runs.
+    beside: title of a column with the paper's numbers, and these numbers by cell.
   """
 
   cells: Callable[[dict], dict[str, dict]]
@@ -33,15 +39,15 @@ class Ablation(NamedTuple):
 
 ABLATIONS: dict[str, Ablation] = {}
 
-# {ablation: {cell: its values}}:
-# - posemb: kind and place, and accuracy in Table 8, which has no row for the last two.
-# - optimizer: accuracy in Table 7.
+# {ablation: {cell: values}}:
+# - posemb: kind, place, and the accuracy in Table 8, which lacks the last two rows.
+# - optimizer: the accuracy in Table 7.
 # - masked: the section `task`.
-# - tune: the section `tune`, and AdamW's rate on digits: the best of 3e-4, 1e-3, 3e-3,
-#   1e-2, 3e-2 and 0.1 on 200 other images of the training split, seed 0.
-# - families: models of two stages whose forward pass takes as many operations as the ViT
-#   of configs/digits.py, within 10 per cent. ConvNeXt's layer scale starts at 1e-6 for
-#   deep models, and would hardly grow in a short run.
+# - tune: the section `tune`, and AdamW's learning rate on digits. It was the best of 3e-4,
+#   1e-3, 3e-3, 1e-2, 3e-2 and 0.1 on 200 other images of the training split, with seed 0.
+# - families: models of two stages whose forward pass costs as much as the ViT of
+#   configs/digits.py, within 10 per cent. ConvNeXt's layer scale does not start at 1e-6,
+#   which is for deep models: it would hardly grow in a short run.
 CELLS = json.loads(Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
 
 
@@ -53,11 +59,11 @@ def _ablation(*args, **kwargs) -> Callable:
   return register
 
 
-# Changes to configs/digits.py for short runs: an average would lag behind, and position
-# embeddings that start at 0.02 would hardly grow, so they start at 1 / sqrt(width).
+# Changes to configs/digits.py for short runs. They have no EMA, which would lag behind.
+# Position embeddings start at 1 / sqrt(width), because from 0.02 they would hardly grow.
 _SHORT = {'optim.ema': None, 'evals.test_ema': None, 'log.every': 0.25}
 _SHORT |= {'model.posemb_std': None}
-# Few-shot transfer of models of 32 x 32 colour images to other data.
+# Few-shot transfer to digits of models for 32 x 32 colour images.
 _TRANSFER = dict(
   type='fewshot',
   datasets=dict(digits=dict(source='digits', train='train', test='test')),
@@ -68,10 +74,10 @@ _TRANSFER = dict(
 
 
 def _split(config: dict) -> str:
-  """Returns the training split, which must be a whole one."""
+  """Returns the training split; raises ValueError unless it is one whole split."""
   split = config['data']['split']
   if not isinstance(config['data']['source'], str) or '[' in split or '+' in split:
-    raise ValueError(f'it takes parts of one split, and data.split={split!r}')
+    raise ValueError(f'it takes parts of one split, but data.split={split!r}')
   return split
 
 
@@ -79,7 +85,7 @@ def _fields(config: dict) -> dict:
   """Returns all fields of the config's ViT."""
   section = dict(config['model'])
   if section.get('name') != 'vit':
-    raise ValueError(f'it is about ViTs, and model.name={section.get("name")!r}')
+    raise ValueError(f'it needs a ViT, but model.name={section.get("name")!r}')
   name, fields = models.resolve(
     section.pop('name'), section.pop('variant', None), **section
   )
@@ -97,7 +103,7 @@ def _fields(config: dict) -> dict:
   ),
 )
 def posemb(config: dict) -> dict[str, dict]:
-  """The paper's kinds and places; rotary and sine-cosine positions beside them."""
+  """Compares the paper's kinds and places, and rotary and sine-cosine positions."""
   return {
     name: {'model.posemb': kind, 'model.posemb_where': where}
     for name, (kind, where, _) in CELLS['posemb'].items()
@@ -110,7 +116,7 @@ def posemb(config: dict) -> dict[str, dict]:
   _SHORT,
 )
 def head(config: dict) -> dict[str, dict]:
-  """The paper's rates are 8e-4 for the class token and 3e-4 for pooling."""
+  """Compares heads. The paper's rates are 8e-4 for the class token, 3e-4 for pooling."""
   rate = config['optim']['lr']
   heads = {'token': rate, 'gap': rate, 'gap-lower-lr': rate * 3e-4 / 8e-4, 'map': rate}
   return {
@@ -153,10 +159,10 @@ def shape(config: dict) -> dict[str, dict]:
   ),
 )
 def optimizer(config: dict) -> dict[str, dict]:
-  """AdamW with the paper's settings for ResNets (Table 3), and BiT's SGD.
+  """Compares AdamW, with the paper's settings for ResNets (Table 3), and BiT's SGD.
 
-  The recipe's own optimizer stays as it is there. SGD's rate on bundled data is the best
-  of 0.03, 0.1 and 0.3: BiT's, 0.03 per 256 images, is meant for many more steps.
+  The optimizer that the config has is kept as it is. On the bundled data SGD has the best
+  rate of 0.03, 0.1 and 0.3, because BiT's rate, 0.03 per 256 images, is for longer runs.
   """
   own = config['optim']
   common = {k: own[k] for k in ('schedule', 'clip', 'accum', 'ema') if k in own}
@@ -168,12 +174,12 @@ def optimizer(config: dict) -> dict[str, dict]:
     'sgd': dict(name='sgd', lr=rate, wd=1e-3, momentum=0.9, **common),
   }
   if own['name'] not in sections:
-    raise ValueError(f'it compares adamw and sgd, and optim.name={own["name"]!r}')
+    raise ValueError(f'it compares adamw and sgd, but optim.name={own["name"]!r}')
   sections[own['name']] = own
   return {name: {'optim': section} for name, section in sections.items()}
 
 
-# Computes as much as the ViT of the bundled base of `data_size`, within 10 per cent.
+# Costs as much as the ViT in the bundled config of `data_size`, within 10 per cent.
 RESNET = dict(name='bit', blocks=[1, 1], width=32)
 
 
@@ -183,7 +189,7 @@ RESNET = dict(name='bit', blocks=[1, 1], width=32)
   {'model.patch_size': (8, 8), 'model.depth': 3, 'evals.transfer': _TRANSFER},
 )
 def data_size(config: dict) -> dict[str, dict]:
-  """The same steps on parts of the data, as the paper has 9 to 300 million images."""
+  """Trains for the same steps on parts of the data; the paper has 9 to 300 million images."""
   split = _split(config)
   if config.get('epochs') is not None:
     raise ValueError('all its cells train for the same steps: --set steps=N')
@@ -210,10 +216,10 @@ def data_size(config: dict) -> dict[str, dict]:
   ),
 )
 def masked(config: dict) -> dict[str, dict]:
-  """Pre-training without labels, then 100 labels, from there and from scratch.
+  """Pre-trains without labels, then trains on 100 labels; compares with training from scratch.
 
-  The paper chose the target by few-shot accuracy: the mean colour was best, pixels and
-  15 per cent slightly worse. It has no numbers for few labels.
+  The paper chose the target by few-shot accuracy. The mean colour was best; pixels, and a
+  rate of 15 per cent, were slightly worse. It has no numbers for few labels.
   """
   split, evals = _split(config), {}
   for name, section in config.get('evals', {}).items():
@@ -242,7 +248,7 @@ def masked(config: dict) -> dict[str, dict]:
   (0, 1, 2),
 )
 def tune(config: dict) -> dict[str, dict]:
-  """Pre-training on half of the classes, then 80 labels of the others by each method."""
+  """Pre-trains on half of the classes, then tunes on 80 labels of the others."""
   data, split = config['data'], _split(config)
   source = sources.build(data['source'], split, **data.get('source_options', {}))
   half, number = source.num_classes // 2, source.num_classes
@@ -264,7 +270,7 @@ def tune(config: dict) -> dict[str, dict]:
   'a ViT beside models of other families that cost as much', 'digits', _SHORT, (0, 1, 2)
 )
 def families(config: dict) -> dict[str, dict]:
-  """Data, optimizer, rate and steps are the recipe's, which were chosen for the ViT."""
+  """Compares families with the config's data, optimizer and steps, chosen for the ViT."""
   vit = config['model']
   common = {key: vit[key] for key in ('num_classes', 'dtype') if key in vit}
   others = {
@@ -280,7 +286,7 @@ def families(config: dict) -> dict[str, dict]:
   _SHORT,
 )
 def axial(config: dict) -> dict[str, dict]:
-  """Each block becomes two; 'full-deeper' has the parameters of the axial model."""
+  """Compares kinds of attention. 'full-deeper' has as many parameters as 'axial'."""
   depth = _fields(config)['depth']
   kinds = {'full': ('full', 1), 'axial': ('axial', 1), 'full-deeper': ('full', 2)}
   gap = {'model.classifier': 'gap'}  # axial attention has no class token
@@ -292,7 +298,7 @@ def axial(config: dict) -> dict[str, dict]:
 
 @_ablation('fine-tuning at a higher resolution (section 3.2)', 'digits')
 def resolution(config: dict) -> dict[str, dict]:
-  """Digits at 16 px, and fine-tuned at 32 px by the recipe `finetune`."""
+  """Trains on digits at 16 px, then fine-tunes at 32 px with the recipe `finetune`."""
   tuned = config_lib.load(
     'finetune:weights=x,data=digits,res=32,final=True,keep_head=True,steps=200'
   )
@@ -309,5 +315,5 @@ def resolution(config: dict) -> dict[str, dict]:
   beside=('COCO AP, ViT-B, Table 1', {k: x for k, (x, _) in CELLS['pyramid'].items()}),
 )
 def pyramid(config: dict) -> dict[str, dict]:
-  """No pyramid, with the anchors of all levels on one map, and the paper's three."""
+  """Compares no pyramid, which has all anchors on one map, and the paper's three."""
   return {name: cell for name, (_, cell) in CELLS['pyramid'].items()}

@@ -1,6 +1,6 @@
-"""Figures of runs beside published results: accuracy against compute, and against data.
+"""Draws runs next to published results: accuracy against compute, or against data.
 
-`vit_jax figures compute|data RUN ...`, with the arguments `runs`, folders, and `metric`.
+`vit_jax figures compute|data RUN ...` calls it, with the arguments `runs` and `metric`.
 """
 
 import json
@@ -22,27 +22,24 @@ _COLUMNS = ('source', 'name', 'x', 'accuracy', 'std', 'runs', 'metric')
 
 
 class Result(NamedTuple):
-  """The result of a run, and data set size and exaFLOPs of its pre-training, or None.
-
-  `name` is model:variant and the weights that it started from; `recipe` is the config
-  without the seed. Shares are in per cent.
-  """
+  """The result of a run."""
 
   folder: str
-  name: str
-  recipe: str
+  name: str  # model:variant, and the weights that it started from
+  recipe: str  # the config without the seed
   seed: int
   metric: str
-  value: float
-  num_examples: int | None
-  exaflops: float | None
+  value: float  # in per cent, if it is a share
+  num_examples: int | None  # examples of its pre-training; None: unknown
+  exaflops: float | None  # of its pre-training; None: unknown
 
 
 def read(folder: str, metric: str | None = None) -> Result:
-  """Returns the result of a run.
+  """Reads the result of a run.
 
   Args:
-    metric: such as 'test/top1'; None: config.checkpoint.best, or the first accuracy.
+    folder: the run's folder.
+    metric: such as 'test/top1'. None: config.checkpoint.best, or else the first accuracy.
   """
   config, place = config_lib.read(folder), files.path(folder)
   rows, _ = metrics.read_rows(place / 'metrics.jsonl')
@@ -58,19 +55,22 @@ def read(folder: str, metric: str | None = None) -> Result:
   name, variant = config['model']['name'], config['model'].get('variant')
   source = (config.get('weights') or {}).get('source')
   name = f'{name}:{variant}' if variant else name
+  recipe = {k: v for k, v in config.items() if k != 'seed'}
+  num_examples, exaflops = _pretraining(place, config) or (None, None)
   return Result(
-    folder,
-    f'{name} from {source}' if source else name,
-    json.dumps({k: v for k, v in config.items() if k != 'seed'}, sort_keys=True),
-    config.get('seed', 0),
-    metric,
-    value * (100 if kinds[metric].percent else 1),
-    *(_pretraining(place, config) or (None, None)),
+    folder=folder,
+    name=f'{name} from {source}' if source else name,
+    recipe=json.dumps(recipe, sort_keys=True),
+    seed=config.get('seed', 0),
+    metric=metric,
+    value=value * (100 if kinds[metric].percent else 1),
+    num_examples=num_examples,
+    exaflops=exaflops,
   )
 
 
 def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | None:
-  """Returns (examples, exaFLOPs) of the run in which training began; None for a file."""
+  """Returns (examples, exaFLOPs) of the first run in a chain; None if it began with a file."""
   step = None
   while source := (config.get('weights') or {}).get('source'):
     run = run_weights.find(source)
@@ -102,7 +102,7 @@ def compute(args) -> Drawn:
       rows.append(('ViT paper, Table 6', name, r.exaflops, f'{y:.2f}', '', '', title))
     series = list(series.values())
     panels.append(plots.Panel(f'{title} (paper)', label, 'Accuracy (%)', series))
-  return _with_runs(args, panels, rows, label, lambda run: run.exaflops)
+  return _add_runs(args, panels, rows, label, lambda run: run.exaflops)
 
 
 def data(args) -> Drawn:
@@ -118,11 +118,11 @@ def data(args) -> Drawn:
     ]
   ticks = {x: f'{name}\n({x / 1e6:.3g}M)' for name, x in published.SETS.items()}
   panels = [plots.Panel('ImageNet (paper)', label, 'Accuracy (%)', series, ticks)]
-  return _with_runs(args, panels, rows, label, lambda run: run.num_examples)
+  return _add_runs(args, panels, rows, label, lambda run: run.num_examples)
 
 
-def _with_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn:
-  """Adds the panel of the runs; runs that differ in their seed alone are one point."""
+def _add_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn:
+  """Adds a panel with the runs. Runs that differ only in the seed become one point."""
   from vit_jax.explain import plots
 
   runs = [read(folder, args.metric) for folder in args.runs]
@@ -144,7 +144,7 @@ def _with_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn
   series = []
   for name, points in named.items():
     means = [
-      (at, table.Mean.of([*y.values()])) for (at, _), y in sorted(points.items())
+      (at, table.Mean.compute([*y.values()])) for (at, _), y in sorted(points.items())
     ]
     xs, ys, stds = zip(*((at, m.mean, m.std or 0.0) for at, m in means), strict=True)
     series.append(plots.Series(name, xs, ys, stds, joined=True))

@@ -1,8 +1,8 @@
 """Masked patch prediction: pre-training without labels, arXiv 2010.11929, B.1.2.
 
-Some patches of each image are corrupted, and predicted from their encoded tokens. The
-model does not know of the task: an interceptor corrupts its patch embeddings. Functions
-of a key, so that the result does not depend on how many devices share the batch.
+Some patches of each image are corrupted, and predicted from their encoded tokens. The model
+does not know about the task: an interceptor corrupts its patch embeddings. All randomness
+follows from a key, so that the number of devices does not change the result.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.nn.layers import linear_head
 
-# Shares of the corrupted patches; the rest keep their embeddings. As BERT (arXiv
-# 1810.04805, section 3.1).
+# Of the corrupted patches, this share gets the mask embedding, and this share the embedding
+# of another patch. The rest keep theirs, as in BERT (arXiv 1810.04805, section 3.1).
 MASKED, SWAPPED = 0.8, 0.1
-LEVELS = 8  # Levels of a channel: 3 bits.
-# Target -> parts along each side of a patch whose mean colours are predicted; None: all
-# pixels are.
+LEVELS = 8  # levels of a colour channel: 3 bits
+# Target -> number of parts along each side of a patch. The mean colour of each part is
+# predicted. None: all pixels are predicted.
 TARGETS = {'mean_color': 1, 'downsized': 4, 'pixels': None}
 
 
@@ -34,23 +34,25 @@ TARGETS = {'mean_color': 1, 'downsized': 4, 'pixels': None}
 
 
 class Corruption(NamedTuple):
-  """The corruption of the N patches of each image, k of which are corrupted."""
+  """Says how the N patches of each image are corrupted, k of them."""
 
-  positions: jax.Array  # int32 [..., k], the corrupted patches, in no order.
-  masked: jax.Array  # bool [..., N], patches that get the mask embedding.
-  # int32 [..., N], the patch of the same image whose embedding each one gets, often itself.
+  positions: jax.Array  # int32 [..., k], the corrupted patches, in random order
+  masked: jax.Array  # bool [..., N], patches that get the mask embedding
+  # int32 [..., N], the patch whose embedding each patch gets: mostly its own.
   source: jax.Array
 
 
 def draw(key, k: int, shape: tuple[int, ...]) -> Corruption:
-  """Returns the corruption of k of the N patches of each image, for shape (..., N).
+  """Draws which k of the N patches of each image are corrupted, for shape (..., N).
 
-  It is uniform, and as many in each image, so that each counts the same in the loss.
+  Patches are drawn uniformly. Each image has the same number, so that all images count the
+  same in the loss.
   """
   chosen_key, kind_key, other_key = jax.random.split(key, 3)
   N = shape[-1]
   order = jnp.argsort(jax.random.uniform(chosen_key, shape), axis=-1).astype(jnp.int32)
-  corrupted = jnp.argsort(order, axis=-1) < k  # the rank of each patch in `order`
+  # The second argsort gives the rank of each patch in `order`.
+  corrupted = jnp.argsort(order, axis=-1) < k
   kind = jax.random.uniform(kind_key, shape)
   swapped = corrupted & (kind >= MASKED) & (kind < MASKED + SWAPPED)
   itself = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32), shape)
@@ -60,31 +62,34 @@ def draw(key, k: int, shape: tuple[int, ...]) -> Corruption:
   )
 
 
-def of_examples(index, k: int, patches: int) -> Corruption:
-  """Returns the corruption of examples int32 [B], the same in every evaluation."""
+def draw_for_examples(index, k: int, patches: int) -> Corruption:
+  """Draws the corruption of examples, int32 [B], the same in every evaluation."""
   key = jax.random.key(0)
   return jax.vmap(lambda i: draw(jax.random.fold_in(key, i), k, (patches,)))(index)
 
 
-class Added(nn.Module):
-  """The parameters that the task adds to a model: `mask`, `head`."""
+class Predictor(nn.Module):
+  """Predicts patches. It holds the parameters that the task adds: `mask` and `head`."""
 
-  outputs: int  # Numbers that are predicted for a patch.
+  outputs: int  # numbers to predict for a patch
 
   @nn.compact
   def __call__(self, tokens):
     """Returns predictions [B, k, outputs] float32 of encoded tokens [B, k, D]."""
-    # `corrupted` puts it in place of embeddings: as large as position embeddings.
+    # `corrupt` uses `mask`. It starts as large as position embeddings.
     self.param('mask', nn.initializers.normal(0.02), tokens.shape[-1:])
     return linear_head(tokens, self.outputs)
 
 
-def corrupted(
+def corrupt(
   layer: tuple[str, ...], mask, drawn: Corruption
 ) -> contextlib.AbstractContextManager:
-  """Returns the context in which the patch embeddings of a model are corrupted.
+  """Makes a context in which a model's patch embeddings are corrupted.
 
-  They are the output [B, h, w, D] of the layer with the path `layer`.
+  Args:
+    layer: path of the layer whose output [B, h, w, D] are the patch embeddings.
+    mask: [D], the mask embedding.
+    drawn: the corruption.
   """
 
   def intercept(call, args, kwargs, context):
@@ -103,9 +108,10 @@ def corrupted(
 
 
 def color_code(color):
-  """Returns int32 [...] of colours [..., C] in [-1, 1], with 3 bits for each channel.
+  """Encodes colours [..., C] in [-1, 1] as int32 [...], with 3 bits per channel.
 
-  sum_c floor(8 m_c) << 3 c of m = (color + 1) / 2; an m of 1 is of the last level.
+  The code is sum_c floor(8 m_c) << 3 c, where m = (color + 1) / 2. If m is 1, it belongs to
+  the last level.
   """
   levels = jnp.floor((color + 1) / 2 * LEVELS).astype(jnp.int32)
   levels = levels.clip(0, LEVELS - 1)
@@ -113,9 +119,12 @@ def color_code(color):
 
 
 class Target:
-  """The target of each patch: colours of its parts, of 8 ** C classes each, or its pixels.
+  """Computes targets: the colours of a patch's parts, 8 ** C classes each, or its pixels.
 
   Attributes:
+    patch: (height, width) of a patch in pixels.
+    parts: parts along each side of a patch, or None for pixels.
+    classes: number of colours.
     outputs: numbers to predict for a patch.
   """
 
@@ -123,17 +132,17 @@ class Target:
     self.patch, self.parts = patch, TARGETS[name]
     if self.parts and any(size % self.parts for size in patch):
       raise ValueError(
-        f'target={name!r} makes patches {self.parts} x {self.parts} pixels, which does not '
+        f'target={name!r} cuts patches into {self.parts} x {self.parts} parts, which does not '
         f'divide {patch[0]} x {patch[1]}'
       )
     self.classes = LEVELS**channels
     pixels = math.prod(patch) * channels
     self.outputs = self.parts**2 * self.classes if self.parts else pixels
 
-  def of(self, images):
-    """Returns targets of images [B, H, W, C] in [-1, 1], patches row by row.
+  def compute(self, images):
+    """Computes the targets of images [B, H, W, C] in [-1, 1], patches row by row.
 
-    They are int32 [B, N, parts ** 2] or, of pixels, float32 [B, N, ph * pw * C].
+    Targets are int32 [B, N, parts ** 2], or for pixels float32 [B, N, ph * pw * C].
     """
     B, H, W, C = images.shape
     ph, pw = self.patch
@@ -145,9 +154,10 @@ class Target:
     return color_code(x.reshape(B, -1, n * n, C))
 
   def measure(self, predictions, targets) -> dict:
-    """Returns 'loss' and, of colours, 'accuracy' [...] of predictions [..., outputs].
+    """Measures predictions [..., outputs]: 'loss' [...], for colours also 'accuracy' [...].
 
-    Cross entropy, a mean over the parts; of pixels the mean squared error.
+    The loss of colours is cross entropy, averaged over parts; that of pixels is the mean
+    squared error.
     """
     if self.parts is None:
       return {'loss': jnp.square(predictions - targets).mean(-1)}
@@ -163,8 +173,8 @@ class Target:
 class MaskedPatches:
   """Predicts patches whose embeddings were corrupted, from their encoded tokens.
 
-  The model is a ViT or hybrid without a head. The task's own parameters, the mask
-  embedding and the layer that predicts, stand beside the model's, below `OWN`.
+  The model is a ViT or hybrid without a head. The task's own parameters, a mask embedding
+  and a linear layer, are stored with the model's, under `OWN`.
   """
 
   CLASSES = None
@@ -182,10 +192,12 @@ class MaskedPatches:
     """Checks the model against the spec of batches with images.
 
     Args:
-      target: 'mean_color', in 3 bits a channel, which the paper reports; 'downsized',
-        the colours of the patch resized to 4 x 4 pixels; 'pixels', by regression.
-      rate: share of the patches of each image that are corrupted. 80 % of them get the
-        mask embedding, 10 % another patch's embedding, and 10 % keep theirs.
+      model: a model without a head.
+      spec: {name: shape and dtype} of a batch.
+      target: 'mean_color', with 3 bits per channel, as the paper reports; 'downsized', the
+        colours of the patch resized to 4 x 4 pixels; or 'pixels', by regression.
+      rate: share of each image's patches that are corrupted. Of these 80 % get the mask
+        embedding, 10 % another patch's embedding, and 10 % keep theirs.
     """
     if model.untuned is not model:
       raise ValueError('masked_patches needs config.tune.method=full, or rules')
@@ -193,16 +205,19 @@ class MaskedPatches:
     fields = model.fields()
     if family.patches is None:
       allowed = [name for name in models.MODELS if models.family(name).patches]
-      raise ValueError(f'{type(model).__name__} has no patches: choose of {allowed}')
+      raise ValueError(
+        f'{type(model).__name__} has no patches: choose one of {allowed}'
+      )
     for field in ('num_classes', 'representation_size', 'classifier'):
       value = fields.get(field)
       if value == 'map' if field == 'classifier' else value is not None:
         raise ValueError(
-          f'config.model.{field}={value!r} is a layer after the encoder: leave it out '
-          'until the model is fine-tuned'
+          f'config.model.{field}={value!r} adds a layer after the encoder: set it when the '
+          'model is fine-tuned'
         )
     H, W, C = spec['image'].shape[1:]
-    patch = family.stride(fields)  # in pixels of the image, also of hybrids
+    # In pixels of the image, also for hybrids.
+    patch = family.stride(fields)
     self.patches = math.prod(n // s for n, s in zip((H, W), patch, strict=True))
     self.corrupted = round(rate * self.patches)
     if self.patches < 2 or self.corrupted < 1:
@@ -213,10 +228,10 @@ class MaskedPatches:
     self.model = model
     self.layer = tuple(family.patches.split('/')[:-1])
     self.target = Target(target, patch, C)
-    self.added = Added(self.target.outputs)
+    self.added = Predictor(self.target.outputs)
 
   def init(self, rng, spec: dict) -> dict:
-    """Returns variables for batches of `spec`: the model's, and the task's below `OWN`."""
+    """Returns variables for batches of `spec`: the model's, and the task's under `OWN`."""
     image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
     (_, features), variables = self.model.init_with_output(rng, image)
     if 'encoded' not in features:
@@ -226,12 +241,12 @@ class MaskedPatches:
     return {'params': {**variables['params'], self.OWN: added['params']}}
 
   def prepare(self, batch: dict, rng) -> dict:
-    """Returns a whole batch with the corruption of its images, for `loss`."""
+    """Adds the corruption of images to a whole batch."""
     shape = (len(batch['image']), self.patches)
     return batch | draw(rng, self.corrupted, shape)._asdict()
 
   def loss(self, variables, batch: dict, rng):
-    """Returns (loss, (metrics, {})) of a prepared batch: means over corrupted patches."""
+    """Returns (loss, (metrics, {})) of a prepared batch, means over corrupted patches."""
     drawn = Corruption(*(batch[key] for key in Corruption._fields))
     measured = self._measure(
       variables['params'], batch['image'], drawn, train=True, rngs={'dropout': rng}
@@ -240,28 +255,29 @@ class MaskedPatches:
     return sums['loss'], (sums, {})
 
   def predict(self, variables, batch: dict) -> dict:
-    """Returns every named feature of the model, of images that are not corrupted.
+    """Returns the model's features, and how well it predicts corrupted patches.
 
-    Besides 'masked_loss' and, where answers are right or wrong, 'masked_accuracy' [B], of
-    images corrupted as `of_examples` says by batch['index'].
+    The features are those of uncorrupted images. 'masked_loss' [B], and for colours also
+    'masked_accuracy' [B], are measured on images that `draw_for_examples` corrupts, given
+    batch['index'].
     """
     params = variables['params']
     _, features = self.model.apply(
       {'params': self._encoder(params)}, batch['image'], train=False
     )
-    drawn = of_examples(batch['index'], self.corrupted, self.patches)
+    drawn = draw_for_examples(batch['index'], self.corrupted, self.patches)
     measured = self._measure(params, batch['image'], drawn, train=False)
     return features | {f'masked_{key}': x for key, x in measured.items()}
 
   def _measure(self, params, images, drawn: Corruption, **call) -> dict:
-    """Returns {'loss': [B], maybe 'accuracy': [B]}, of the corrupted patches alone."""
+    """Returns 'loss' [B], and for colours 'accuracy' [B], of the corrupted patches."""
     own = params[self.OWN]
-    with corrupted(self.layer, own['mask'], drawn):
+    with corrupt(self.layer, own['mask'], drawn):
       _, features = self.model.apply({'params': self._encoder(params)}, images, **call)
     tokens = features['encoded'][:, -self.patches :]  # [B, N, D], without a class token
     at = drawn.positions[..., None]  # [B, k, 1]
     tokens = jnp.take_along_axis(tokens, at, axis=1)
-    targets = jnp.take_along_axis(self.target.of(images), at, axis=1)
+    targets = jnp.take_along_axis(self.target.compute(images), at, axis=1)
     predictions = self.added.apply({'params': own}, tokens)
     measured = self.target.measure(predictions, targets)
     return {key: x.mean(-1) for key, x in measured.items()}
@@ -271,9 +287,9 @@ class MaskedPatches:
 
 
 class Evaluation(OneSplit):
-  """Means over the images of a split of the loss and accuracy of `masked_patches`.
+  """Averages loss and accuracy of `masked_patches` over the images of a split.
 
-  The same patches of an image are corrupted, in the same way, in every evaluation.
+  Every evaluation corrupts the same patches of an image in the same way.
   """
 
   TASKS = ('masked_patches',)
@@ -285,7 +301,7 @@ class Evaluation(OneSplit):
   }
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
-    """Returns loss, accuracy (not of pixels), examples; bad_images if there are any."""
+    """Returns loss, accuracy (of colours), examples, and bad_images if there are any."""
     totals = {'examples': 0.0}
     for sums in self.run_steps(predict, variables):
       totals = {name: float(x) + totals.get(name, 0) for name, x in sums.items()}
@@ -298,7 +314,7 @@ class Evaluation(OneSplit):
     batch = self.batches.finish_on_device(batch)
     out = predict(variables, batch)
     real = batch['mask'] > 0
-    # `where`, since 0 x nan of a padded row would be nan
+    # Not a product, because a padded row may have NaN, and 0 times NaN is NaN.
     sums = {
       name: jnp.where(real, out[f'masked_{name}'], 0).sum()
       for name in ('loss', 'accuracy')

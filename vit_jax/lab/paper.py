@@ -1,9 +1,9 @@
-"""Trains the experiments of the ViT paper in miniature, and judges its claims by them.
+"""Repeats experiments of the ViT paper in miniature, and judges its claims by them.
 
   vit_jax paper [--out DIR] [--only posemb,head]
 
-It takes bundled data, and about twenty minutes on two cores; finished runs are only read.
-DIR/paper.md sets the claims beside the numbers that were measured.
+It uses bundled data and takes about twenty minutes on two cores. Finished runs are only read.
+DIR/paper.md lists each claim with the numbers that were measured.
 """
 
 import math
@@ -23,13 +23,16 @@ from vit_jax.train import program
 
 _NOTE = """\
 Small models, 1,437 handwritten digits and 10,000 images of coloured shapes: a claim about
-large models and hundreds of millions of images may well be true and not show here. In
-brackets is the 95 % interval of the difference for that number of test images, without the
-randomness of training and of few-shot draws. It decides, or we cannot tell: a difference is
-on one side of 0; results are as good as each other if it is within 2 points."""
-# Below the 2.8 points that position embeddings make in Table 8.
+large models and hundreds of millions of images may be true and still not show here. Brackets
+hold the 95 % interval of the difference, for that number of test images; it ignores the
+randomness of training and of few-shot draws. The interval decides: one result is better if
+it lies on one side of 0, and both are equally good if it lies within 2 points. Otherwise we
+cannot tell."""
+# Largest difference of equally good results. It is below the 2.8 points that position
+# embeddings make in Table 8.
 _SAME = 0.02
-_CELLS = {'masked': ['--cells', 'scratch,mean_color']}  # where not all are needed
+# Ablation -> options for the cells that the claims need, if these are not all cells.
+_CELLS = {'masked': ['--cells', 'scratch,mean_color']}
 
 
 def main(argv: list[str]) -> int:
@@ -64,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def judge(claim: Claim, results: runner.Results) -> tuple[str, str]:
-  """Returns (verdict, the numbers behind it)."""
+  """Judges a claim: (verdict, the numbers behind it)."""
   means, limits = [], []
   for cell in (claim.first, claim.second):
     rows = [row for row in results.rows() if row['cell'] == cell]
@@ -90,9 +93,10 @@ def judge(claim: Claim, results: runner.Results) -> tuple[str, str]:
 
 
 def difference(shares: Sequence[float], limits: Sequence) -> tuple[float, float]:
-  """Returns the interval of the first of two shares minus the second, from their own.
+  """Returns the interval of the difference of two shares, from the interval of each.
 
-  Newcombe's (1998, method 10), of independent images: on the same ones it is too wide.
+  This is Newcombe's method 10 (1998) for independent images. If both shares are measured on
+  the same images, the interval is too wide.
   """
   (first, second), ((low, high), (least, most)) = shares, limits
   return (

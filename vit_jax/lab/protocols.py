@@ -1,4 +1,4 @@
-"""The benchmarks VTAB-1k and FGVC, and three published protocols to learn their tasks."""
+"""The benchmarks VTAB-1k and FGVC, and three published protocols of fine-tuning on them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,26 +9,23 @@ from vit_jax.lab.data.vtab_tasks import TASKS, Task
 
 
 class Benchmark(NamedTuple):
-  """Tasks, and the splits of each: to choose by, and to train on in the end.
-
-  `mean` is the title of the mean of all tasks; a source is 'SOURCE:TASK'.
-  """
+  """The tasks of a benchmark, and the names of their splits."""
 
   title: str
-  mean: str
+  mean: str  # title of the mean of all tasks
   tasks: Mapping[str, Task | Set]
-  source: str
-  train: str
-  val: str
-  trainval: str
+  source: str  # a task's data is the source 'SOURCE:TASK'
+  train: str  # split to train on while hyperparameters are chosen
+  val: str  # split that chooses
+  trainval: str  # split of the final training
 
   @property
   def groups(self) -> dict[str, str]:
-    """{title of a task: title of its group, or ''}."""
+    """Groups of the tasks: {title of a task: title of its group, or ''}."""
     return {task.title: task.group.capitalize() for task in self.tasks.values()}
 
   def select(self, text: str) -> list[str]:
-    """Returns the names of the tasks of 'all', or of 'GROUP,NAME,...', in their order."""
+    """Selects tasks by 'all' or 'GROUP,NAME,...'; returns their names in order."""
     names = {'all': list(self.tasks), **{name: [name] for name in self.tasks}}
     for name, task in self.tasks.items():
       if task.group:
@@ -37,25 +34,41 @@ class Benchmark(NamedTuple):
     return sorted(selected, key=names['all'].index)
 
 
-_SPLITS = ('train800', 'val200', 'train800val200')
-VTAB = Benchmark('VTAB-1k', 'Mean of 19', TASKS, 'vtab', *_SPLITS)
-FGVC = Benchmark('FGVC', 'Mean of 5', SETS, 'fgvc', 'train', 'val', 'trainval')
+VTAB = Benchmark(
+  title='VTAB-1k',
+  mean='Mean of 19',
+  tasks=TASKS,
+  source='vtab',
+  train='train800',
+  val='val200',
+  trainval='train800val200',
+)
+FGVC = Benchmark(
+  title='FGVC',
+  mean='Mean of 5',
+  tasks=SETS,
+  source='fgvc',
+  train='train',
+  val='val',
+  trainval='trainval',
+)
 
 
 class Setting(NamedTuple):
-  """The settings of a protocol for a task."""
+  """A protocol's settings for one task."""
 
   resolution: int
-  # The size before a random crop, as a multiple of the resolution; None: no crops, flips.
+  # Size before a random crop, as a multiple of the resolution. None: no crops and flips.
   precrop: float | None
   batch_size: int
-  changes: Mapping  # To the config of `finetune`.
-  warmup: float  # Share of the steps.
-  # {config key: values}; the validation split chooses one combination.
+  changes: Mapping  # changes to the config of `finetune`
+  warmup: float  # as a share of the steps
+  # {config key: values}. The validation split chooses one combination.
   grid: Mapping[str, Sequence] = {}
   seeds: Sequence[int] = (0, 1, 2)
-  # Resizes the shorter side, not to a square, crops test images to the middle, and trains
-  # on the training split alone in the end.
+  # Whether images are photographs. Then the shorter side is resized, rather than the image
+  # squashed to a square; test images are cropped to the centre; and the final training uses
+  # the training split only.
   photographs: bool = False
 
 
@@ -63,21 +76,27 @@ _SGD = dict(name='sgd', momentum=0.9)
 
 
 def paper(task: Task | Set, tune: dict) -> Setting:
-  """One setting for all tasks, of the ViT paper.
+  """One setting for all tasks, from the ViT paper.
 
-  Table 4, appendix B.1.1 and D.10. The preprocessing is BiT's; the warmup is a fifth of
-  the steps, as in the reference code.
+  See Table 4 and appendices B.1.1 and D.10. The preprocessing is BiT's. The warmup takes a
+  fifth of the steps, as in the reference code.
   """
   optim = dict(_SGD, lr=0.01, clip=1.0, schedule=dict(decay='cosine'))
   optim['moment_dtype'] = 'bfloat16'  # as in configs/finetune.py
-  return Setting(384, 7 / 6, 512, {'optim': optim, 'steps': 2500}, 0.2)
+  return Setting(
+    resolution=384,
+    precrop=7 / 6,
+    batch_size=512,
+    changes={'optim': optim, 'steps': 2500},
+    warmup=0.2,
+  )
 
 
 def bit(task: Task | Set, tune: dict) -> Setting:
-  """BiT-HyperRule: steps and resolution by the task.
+  """BiT-HyperRule: steps and resolution depend on the task.
 
-  arXiv 1912.11370, section 3.3, and its code: steps of warmup, of the three drops of the
-  rate, and in all; MixUp for sets of 20,000 and more.
+  See arXiv 1912.11370, section 3.3, and its code. The rate drops three times after the
+  warmup. Sets of 20,000 and more examples get more steps, and MixUp.
   """
   large = task.sizes[1] >= 20_000
   warmup, *drops, steps = (100, 200, 300, 400, 500)
@@ -89,22 +108,28 @@ def bit(task: Task | Set, tune: dict) -> Setting:
   if large:
     changes['task.mixup'] = 0.1
   resolution, precrop = (128, 5 / 4) if task.small else (384, 7 / 6)
-  return Setting(resolution, precrop, 512, changes, warmup / steps)
+  return Setting(
+    resolution=resolution,
+    precrop=precrop,
+    batch_size=512,
+    changes=changes,
+    warmup=warmup / steps,
+  )
 
 
-# Rates for 256 images: of heads and prompts by SGD, of bodies by AdamW.
+# Learning rates for 256 images: SGD's for heads and prompts, AdamW's for bodies.
 _HEADS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
 _BODIES = (0.0001, 0.0005, 0.001, 0.005)
 _BATCH = {'full': 384, 'linear': 1024, 'mlp': 1024}
 
 
 def vpt(task: Task | Set, tune: dict) -> Setting:
-  """A grid of rates and weight decays for each task, of VPT.
+  """A grid of rates and weight decays for each task, from VPT.
 
-  arXiv 2203.12119, appendix A. A combination is run once on the training split; the
-  accuracy on the validation split after the last step chooses, and ties go to the smaller
-  rate. Then five seeds: of VTAB-1k on both splits, of FGVC, whose photographs are cropped
-  and mirrored, on the first alone.
+  See arXiv 2203.12119, appendix A. Each combination runs once on the training split. The
+  final accuracy on the validation split chooses; ties go to the smaller rate. The best one
+  then runs with five seeds. VTAB-1k trains on both splits; FGVC, whose photographs are
+  cropped and mirrored, trains on the training split only.
   """
   method, photographs = tune.get('method', 'full'), isinstance(task, Set)
   many = method == 'vpt' and (tune.get('number') or 0) >= 100
@@ -114,17 +139,17 @@ def vpt(task: Task | Set, tune: dict) -> Setting:
   optim = dict(_SGD) if sgd else dict(name='adamw')
   optim |= dict(lr=rates[0], schedule=dict(decay='cosine'))
   return Setting(
-    224,
-    256 / 224 if photographs else None,
-    min(batch_size, task.sizes[0]),
-    {'optim': optim, 'epochs': 100},
-    0.1,
-    {
+    resolution=224,
+    precrop=256 / 224 if photographs else None,
+    batch_size=min(batch_size, task.sizes[0]),
+    changes={'optim': optim, 'epochs': 100},
+    warmup=0.1,
+    grid={
       'optim.lr': [float(f'{rate * batch_size / 256:.6g}') for rate in rates],
       'optim.wd': [0.01, 0.001, 0.0001, 0.0],
     },
-    (42, 44, 82, 100, 800),
-    photographs,
+    seeds=(42, 44, 82, 100, 800),
+    photographs=photographs,
   )
 
 

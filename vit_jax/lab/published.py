@@ -1,7 +1,7 @@
-"""Results and claims of the ViT paper, arXiv 2010.11929, its final version.
+"""Results and claims of the ViT paper, arXiv 2010.11929, final version.
 
-`published.json` has the numbers; all accuracies are in per cent. Figures 2, 3 and 5 of the
-paper draw them; the numbers of figures 4 and 8 are not printed.
+`published.json` has the numbers; accuracies are in per cent. Figures 2, 3 and 5 of the paper
+draw them. The paper does not print the numbers of figures 4 and 8.
 """
 
 import json
@@ -23,36 +23,34 @@ class Row(NamedTuple):
 
   @property
   def average(self) -> float:
-    """The mean of the five sets, the average of Table 7 and figure 5."""
+    """Mean accuracy of the five sets, the average in Table 7 and figure 5."""
     return sum(self[3:]) / 5
 
   @property
   def kind(self) -> str:
-    """Transformer, hybrid or ResNet: the three markers of figure 5."""
+    """Kind of model: transformer, hybrid or ResNet, the three markers of figure 5."""
     if 'ViT' not in self.name:
       return 'ResNet (BiT)'
     return 'Hybrid' if self.name.startswith('R') else 'Transformer (ViT)'
 
 
 class Claim(NamedTuple):
-  """A claim: the first cell of an ablation is better than the second, or as good ('=').
-
-  `second` may be an accuracy; the test split has `examples` images.
-  """
+  """A claim of the paper: one cell of an ablation is better than another, or as good."""
 
   text: str
-  where: str  # The place in the paper.
+  where: str  # the place in the paper
   ablation: str
-  first: str
-  sign: str
-  second: str
+  first: str  # a cell
+  sign: str  # '>': the first is better; '=': they are equally good
+  second: str  # a cell, or an accuracy such as '0.1'
   metric: str = 'test/top1'
-  examples: int = 360
+  examples: int = 360  # images of the test split
 
 
 _PRINTED = json.loads(Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
-# ImageNet top-1 at 384 px after pre-training on each set, of so many images.
+# Pre-training sets and their numbers of images.
 SETS = {'ImageNet': 1.28e6, 'ImageNet-21k': 14.2e6, 'JFT-300M': 303e6}
+# Model -> ImageNet top-1 at 384 px after pre-training on each of SETS.
 TABLE_5: dict[str, list] = _PRINTED['table_5']
 TABLE_6 = [Row(*row) for row in _PRINTED['table_6']]
 # The tasks of VTAB-1k, in the order of `lab.data.vtab_tasks`.

@@ -1,9 +1,9 @@
-"""Grids of runs: a recipe with other values, each trained with every seed.
+"""Grids of runs: a recipe with changed values, each trained with every seed.
 
-A cell is data, {config key: value}; a grid maps the names of cells to cells. Each run is
-an ordinary run in OUT/runs/CELL-seedN: the same command resumes it, or only reads its
-result once it has finished. OUT/results.csv has a row for each run and OUT/table.md the
-means over seeds, both written after every run.
+A cell is a set of changes, {config key: value}; a grid has named cells. Each run is an
+ordinary run in the folder OUT/runs/CELL-seedN. The same command resumes it; once it has
+finished, the command only reads its result. OUT/results.csv has a row per run, OUT/table.md
+the means over seeds. Both are written after every run.
 """
 
 import collections
@@ -31,20 +31,21 @@ from vit_jax.tools.inspect import recipe
 from vit_jax.tools.inspect.model import cost
 from vit_jax.train import program, progress, schema
 
-RESULT = 'result.json'  # in a run's folder: the row of results.csv, or why it diverged
+# File in a run's folder with its row of results.csv, or the reason why it diverged.
+RESULT = 'result.json'
 
 
 class RunOf(NamedTuple):
-  """Stands in a cell for the folder of another cell's run of the same seed.
+  """Stands in a cell for the folder of another cell's run with the same seed.
 
-  That cell comes first in the grid: `{'weights': {'source': RunOf('pretrain')}}`.
+  That cell must come earlier in the grid: `{'weights': {'source': RunOf('pretrain')}}`.
   """
 
   cell: str
 
 
 class Run(NamedTuple):
-  """A cell with a seed."""
+  """A cell to train with one seed."""
 
   cell: str
   changes: Mapping
@@ -59,28 +60,28 @@ class Run(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """A grid of runs and, where one is chosen, its best cell once more."""
+  """Runs to train; perhaps the best cell is then trained again, to be reported."""
 
   title: str
-  spec: str  # The recipe of every cell.
+  spec: str  # the recipe of all cells
   runs: Sequence[Run]
   out: Path
-  notes: Sequence[str] = ()  # Lines below the table.
-  pick: str | None = None  # The metric whose mean over seeds chooses the best cell.
-  larger: bool = True
-  final: Callable[[str], list[Run]] | None = None  # Best cell -> its reported runs.
-  # Title of a further column, and its texts by cell.
+  notes: Sequence[str] = ()  # lines below the table
+  pick: str | None = None  # the metric whose mean over seeds chooses the best cell
+  larger: bool = True  # whether larger values of `pick` are better
+  final: Callable[[str], list[Run]] | None = None  # best cell -> runs to report
+  # Title of an extra column, and its texts by cell.
   beside: tuple[str, Mapping[str, str]] = ('', {})
 
 
 # -- plan -----------------------------------------------------------------------------
 
 
-def changed(config: dict, changes: Mapping) -> dict:
-  """Returns a copy of a config with other values, {'optim.lr': value}.
+def change(config: dict, changes: Mapping) -> dict:
+  """Copies a config and changes values in it, such as {'optim.lr': 0.1}.
 
-  A dict replaces a whole section; None removes one, such as an evaluation. A duration
-  removes the others.
+  A dict replaces a whole section; None removes a section, such as an evaluation. Setting
+  one duration removes the others.
   """
   config = copy.deepcopy(config)
   for path, value in changes.items():
@@ -104,52 +105,55 @@ def plan(
   out: Path,
   model: Mapping = {},
 ) -> list[Run]:
-  """Returns the runs of a grid, seed by seed; UserError for one that cannot run.
+  """Plans the runs of a grid, seed by seed; raises UserError for one that cannot run.
 
   Args:
+    config: the config that cells change.
+    cells: {name: changes}.
+    seeds: the seeds.
     out: the grid's folder.
-    model: the section `model` that weights will add, for the checks.
+    model: the section `model` that weights will bring, needed for the checks.
   """
   folder = lambda name, seed: out.absolute() / 'runs' / f'{name}-seed{seed}'
   runs = []
   for seed in seeds:
     for name, changes in cells.items():
-      assert re.fullmatch(r'[\w.=,+-]+', name), name  # a folder's name
-      values = _resolved(changes, lambda cell, seed=seed: str(folder(cell, seed)))
-      own = changed(config, {**values, 'seed': seed})
+      assert re.fullmatch(r'[\w.=,+-]+', name), name  # it names a folder
+      values = _resolve(changes, lambda cell, seed=seed: str(folder(cell, seed)))
+      own = change(config, {**values, 'seed': seed})
       runs.append(Run(name, changes, seed, own, folder(name, seed)))
-  for run in runs[: len(cells)]:  # the others differ in their seed alone
-    with named(f'cell {run.cell!r}'):
+  for run in runs[: len(cells)]:  # the others differ only in the seed
+    with name_errors(f'cell {run.cell!r}'):
       _check(run.config, model)
   return runs
 
 
 def needs(value) -> set[str]:
-  """Returns the names of the cells that a cell's changes start from."""
+  """Returns the names of the cells whose runs a cell's changes refer to."""
   cells = set()
-  _resolved(value, cells.add)
+  _resolve(value, cells.add)
   return cells
 
 
-def _resolved(value, folder: Callable):
+def _resolve(value, folder: Callable):
   if isinstance(value, RunOf):
     return folder(value.cell)
   if isinstance(value, Mapping):
-    return {key: _resolved(item, folder) for key, item in value.items()}
+    return {key: _resolve(item, folder) for key, item in value.items()}
   return value
 
 
 def _check(config: dict, model: Mapping) -> None:
-  """Raises the UserError that a run would raise, as far as no data is needed."""
+  """Raises the UserErrors of a run that can be found without its data."""
   config = schema.check(config)
   data, model = config['data'], {**model, **config['model']}
-  if 'name' not in model:  # the weights will tell
+  if 'name' not in model:  # the weights will bring it
     return
   source = recipe.opened(data)
   try:
     shape = recipe.image_shape(data['pp'], source)
   except (RunError, ValueError):
-    pass  # the data decides the size
+    pass  # the size depends on data that is not here yet
   else:
     cost({'num_classes': getattr(source, 'num_classes', None) or 10, **model}, shape)
   if source is not None or config.get('epochs') is None:
@@ -161,8 +165,8 @@ def _check(config: dict, model: Mapping) -> None:
 
 
 @contextlib.contextmanager
-def named(where: str) -> Iterator[None]:
-  """Puts a name before an error, and names our flags instead of `vit_jax train`'s."""
+def name_errors(where: str) -> Iterator[None]:
+  """Prefixes errors with a name, and replaces flags of `vit_jax train` by those of a sweep."""
   try:
     yield
   except (UserError, Stopped, DiskFull) as error:
@@ -175,7 +179,10 @@ def named(where: str) -> Iterator[None]:
 
 
 class Results:
-  """The outcomes of a grid: (run, its row or the error that ended it), and the tables."""
+  """The outcomes of a grid, and their tables.
+
+  `outcomes` lists (run, its row or the error that ended it).
+  """
 
   def __init__(self, grid: Grid):
     self.grid, self.best, self.files = grid, None, []
@@ -184,17 +191,17 @@ class Results:
 
   @property
   def errors(self) -> dict[str, RunError]:
-    """{name of a run: the error that ended it}."""
+    """Errors that ended runs, by the run's name."""
     return {run.name: x for run, x in self.outcomes if isinstance(x, RunError)}
 
   def rows(self) -> list[dict]:
-    """Returns the rows of the runs that have a result, cell by cell."""
+    """Returns the rows of finished runs, cell by cell."""
     cells = list(dict.fromkeys(run.cell for run, _ in self.outcomes))
     rows = [row for _, row in self.outcomes if isinstance(row, dict)]
     return sorted(rows, key=lambda row: cells.index(row['cell']))
 
   def add(self, run: Run, outcome: dict | RunError) -> str:
-    """Adds a run, writes the tables with it, and returns its line."""
+    """Adds a run, writes the tables again, and returns a line to print."""
     self.outcomes.append((run, outcome))
     self.evals |= run.config.get('evals', {})
     if isinstance(outcome, RunError):
@@ -204,12 +211,12 @@ class Results:
     return f'{run.name}  {progress.format_numbers({k: outcome[k] for k in keys}, self.evals)}'
 
   def write(self) -> None:
-    """Writes results.csv and table.md, if any run has a result."""
+    """Writes results.csv and table.md if any run has a result."""
     if rows := self.rows():
       self.files = table.write(self.grid.out, rows, self.text())
 
   def records(self) -> list[dict]:
-    """Returns the means of each cell, see `table.summary`."""
+    """Returns the means of all cells, see `table.summary`."""
     rows = self.rows()
     return table.summary(rows, table.metrics(rows, self.evals, self.grid.pick))
 
@@ -249,14 +256,15 @@ def run(
 ) -> Results:
   """Trains the runs of a grid, then those of its best cell.
 
-  A run that diverges, or has too little memory, is left out, and with it the runs that
-  start from it. Other errors end all runs, and the same call goes on from there.
+  A run that diverges, or needs too much memory, is left out, as are runs that start from
+  it. Any other error ends the grid; the same call then continues from there.
 
   Args:
+    grid: the grid.
     command: the command line, recorded in every run.
     say: prints a line.
-    discard, discard_final: remove the checkpoints of finished runs of the grid, or of
-      the best cell.
+    discard: whether to remove the checkpoints of finished runs.
+    discard_final: the same for the final runs of the best cell.
   """
   results = Results(grid)
   out_folder.make(grid.out)
@@ -269,7 +277,7 @@ def run(
 
 
 def best(results: Results) -> str | None:
-  """Returns the first cell with the best mean, if all of its runs have a result."""
+  """Returns the first cell with the best mean. Cells with a failed run do not count."""
   grid, means = results.grid, {}
   for name, count in collections.Counter(run.cell for run in grid.runs).items():
     mean = table.mean([r for r in results.rows() if r['cell'] == name], grid.pick)
@@ -279,7 +287,7 @@ def best(results: Results) -> str | None:
 
 
 def show(report, args, say: Callable[[str], None], **more) -> int:
-  """Prints Results or the like as text or, with `more`, JSON; returns the exit code."""
+  """Prints a report as text or, with --json and `more`, as JSON; returns the exit code."""
   if args.json:
     cli.print_json({**more, **report.record()})
   elif report.files:
@@ -302,19 +310,20 @@ def _train(runs: Sequence[Run], results: Results, command, say, discard: bool) -
 def _outcome(run: Run, results: Results, command: str) -> dict | RunError:
   for cell in needs(run.changes):
     if error := results.errors.get(f'{cell}-seed{run.seed}'):
-      return RunError(f'{cell}, its source, failed: {error}')
+      return RunError(f'{cell}, from which it starts, failed: {error}')
   log = run.folder.parents[1] / 'logs' / f'{run.name}.txt'
   log.parent.mkdir(parents=True, exist_ok=True)
   try:
-    with named(run.name), log.open('a') as file, contextlib.redirect_stdout(file):
+    with name_errors(run.name), log.open('a') as file, contextlib.redirect_stdout(file):
       program.train(run.config, run.folder, command, results.grid.spec)
   except (UserError, Stopped, DiskFull):
     raise
   except RunError as error:
-    if isinstance(error, Diverged):  # it would again
+    if isinstance(error, Diverged):  # it would diverge again
       _write(run, {'diverged': str(error)})
     return error
-  jax.clear_caches()  # the traces of hundreds of runs would fill the memory
+  # The traces of hundreds of runs would fill the memory.
+  jax.clear_caches()
   row = table.row(run.folder, run.cell, run.changes, run.seed)
   _write(run, {'row': row})
   return row
@@ -327,7 +336,7 @@ def _write(run: Run, result: dict) -> None:
 
 
 def _read(run: Run) -> dict | RunError | None:
-  """Returns the outcome of a run that has ended, or None."""
+  """Reads the outcome of a run that has ended; None if it has not."""
   try:
     result = json.loads((run.folder / RESULT).read_bytes())
     config = result.pop('config')
@@ -336,8 +345,8 @@ def _read(run: Run) -> dict | RunError | None:
   if config == run.config:
     return result.get('row') or Diverged(result['diverged'])
   if (run.folder / 'checkpoints').exists():
-    return None  # training names the keys that differ
+    return None  # training will name the keys that differ
   raise UserError(
-    f'{run.folder} holds a run of another config, without its checkpoints. Use another '
-    '--out, or remove that folder.'
+    f'{run.folder} holds a run of another config, but no checkpoints. Use another --out, '
+    'or remove that folder.'
   )

@@ -38,7 +38,7 @@ _SETTINGS = dict(nargs='+', action='extend', default=[], metavar='KEY=VALUE[,VAL
 
 
 def main(argv: list[str]) -> int:
-  """Trains the runs of the grid and writes the tables; returns the exit code."""
+  """Trains the runs of a grid and writes their tables; returns the exit code."""
   args = parse(argv)
   grid = plan(args, out_folder.check_folder(args.out or default_out(args)))
   say = terminal.say if args.json else lambda line: print(line, flush=True)
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-  """Returns the arguments; UserError for a bad command line."""
+  """Parses the arguments; raises UserError for a bad command line."""
   names = [f'{name:<10} {a.title}' for name, a in ABLATIONS.items()]
   parser = cli.Parser(
     'vit_jax sweep',
@@ -87,36 +87,36 @@ def add_options(parser: argparse.ArgumentParser, out: str) -> None:
 
 
 def default_out(args: argparse.Namespace) -> str:
-  """Returns the folder of a sweep without --out."""
+  """Returns the folder of a sweep that has no --out."""
   specs = filter(None, [args.ablation, args.config])
-  words = single(args.set)
+  words = single_values(args.set)
   return '-'.join(['runs/sweep', *(program.default_name(s, words) for s in specs)])
 
 
-def single(assignments: list[str]) -> list[str]:
-  """Returns the keys with one value: more values do not change the default folder."""
-  return [f'{key}={x[0]}' for key, x in parsed(assignments) if len(x) == 1]
+def single_values(assignments: list[str]) -> list[str]:
+  """Returns the keys with one value, which the default folder's name shows."""
+  return [f'{key}={x[0]}' for key, x in parse_values(assignments) if len(x) == 1]
 
 
 def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
-  """Returns the grid of a command line, all of it checked.
+  """Plans the grid of a command line, and checks all of it before anything runs.
 
   Raises:
-    UserError: for a wrong config, key, value, cell or metric; nothing has run.
+    UserError: a config, key, value, cell or metric is wrong.
   """
   plain = Ablation(lambda config: {'base': {}}, '', '')
   ablation = ABLATIONS.get(args.ablation, plain)
   spec = args.config or ablation.config
   changes = {} if args.config else ablation.changes
-  base = runner.changed(config_lib.load(spec), changes)
-  several, common, seeds = divided(args.set)
-  with runner.named('--set'):
-    config = assigned(base, common)
+  base = runner.change(config_lib.load(spec), changes)
+  several, common, seeds = divide(args.set)
+  with runner.name_errors('--set'):
+    config = assign(base, common)
     values = combinations(config, several)
   with prefix_errors(f'--ablation {args.ablation}'):
-    cells = _crossed(ablation.cells(config), values)
+    cells = _cross(ablation.cells(config), values)
     _check_effect(ablation, base, cells, common)
-  cells = _selected(cells, args.cells)
+  cells = _select(cells, args.cells)
   seeds = seeds or (ablation.seeds if args.ablation else [config.get('seed', 0)])
   runs = runner.plan(config, cells, seeds, out)
   larger = not args.pick or metrics.larger_is_better(
@@ -130,10 +130,10 @@ def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
   return runner.Grid(title, spec, runs, out, notes, **options)
 
 
-def _crossed(ready: dict, cells: dict) -> dict:
-  """Returns every cell of an ablation with every combination of values."""
+def _cross(ready: dict, cells: dict) -> dict:
+  """Combines every cell of an ablation with every combination of values."""
   if len(cells) > 1 and any(map(runner.needs, ready.values())):
-    raise ValueError('its cells start from one another: one value for each --set')
+    raise ValueError('its cells start from one another: give one value per --set')
   join = lambda *names: '-'.join(name for name in names if name != 'base') or 'base'
   return {
     join(name, combination): {**cell, **values}
@@ -143,10 +143,10 @@ def _crossed(ready: dict, cells: dict) -> dict:
 
 
 def _check_effect(ablation, base: dict, cells: dict, assignments: list[str]) -> None:
-  """Raises UserError for a --set that changes no cell, as all of them set that key."""
+  """Raises UserError for a --set without effect, because all cells set that key."""
   try:
     unchanged = ablation.cells(base) == cells
-  except ValueError:  # it fits only with --set
+  except ValueError:  # the ablation suits the config only with --set
     return
   for key in (assignment.partition('=')[0] for assignment in assignments):
     sets = lambda cell, key=key: any(f'{key}.'.startswith(f'{k}.') for k in cell)
@@ -154,8 +154,8 @@ def _check_effect(ablation, base: dict, cells: dict, assignments: list[str]) -> 
       raise UserError(f'--set {key}: the cells of this ablation set that themselves.')
 
 
-def _selected(cells: dict, names: str | None) -> dict:
-  """Returns the cells of --cells, and the cells that they start from."""
+def _select(cells: dict, names: str | None) -> dict:
+  """Selects the cells of --cells, and the cells that they start from."""
   if names is None:
     return cells
   selected, waiting = set(), names.split(',')
@@ -169,14 +169,18 @@ def _selected(cells: dict, names: str | None) -> dict:
 # -- values ---------------------------------------------------------------------------
 
 
-def divided(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
-  """Returns ({key: texts of its several values}, ['KEY=VALUE'], seeds or None)."""
+def divide(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
+  """Divides --set by kind: keys with several values, with one value, and seeds.
+
+  Returns:
+    ({key: texts of its values}, ['KEY=VALUE', ...], seeds or None).
+  """
   several, common, seeds = {}, [], None
-  for key, texts in parsed(assignments):
+  for key, texts in parse_values(assignments):
     if key == 'seed':
       if not all(text.isdigit() for text in texts):
         raise UserError(f'seed={",".join(texts)}: expected whole numbers, seed=0,1,2')
-      seeds = list({int(text): None for text in texts})  # 0 and 00 are one
+      seeds = list({int(text): None for text in texts})  # 0 and 00 are equal
     elif key == 'log.report':
       raise UserError(
         f'--set {key}: the runs have no page, `vit_jax report` writes one.'
@@ -188,8 +192,8 @@ def divided(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
   return several, common, seeds
 
 
-# A value of a list: text without commas, except in brackets, which may be nested three
-# times, or in quotes at its start.
+# Regex of one value in 'A,B'. It has commas only in brackets, nested up to three times, or in
+# quotes at its start.
 _GROUP = r'[({[][^][(){}]*[])}]'
 for _ in range(3):
   _GROUP = rf'[({{[](?:[^][(){{}}]|{_GROUP})*[])}}]'
@@ -197,13 +201,13 @@ _QUOTED = r"""(?<![^,])(?:"[^"]*"|'[^']*')"""
 _VALUE = re.compile(rf"""(?:{_QUOTED}|{_GROUP}|(?!(?<![^,])["'])[^][(){{}},])+""")
 
 
-def parsed(assignments: list[str]) -> list[tuple[str, list[str]]]:
-  """Returns [(key, texts of its values)] of 'KEY=A,B'."""
+def parse_values(assignments: list[str]) -> list[tuple[str, list[str]]]:
+  """Parses 'KEY=A,B' to [(key, texts of its values)]."""
   values: dict[str, list[str]] = {}
   for assignment in assignments:
     key, equals, text = assignment.partition('=')
     text = text if equals else 'True'
-    # The messages of a run suggest resume_allow as a list in one text.
+    # Errors of a run suggest a value of resume_allow with commas.
     texts = [text] if key == 'resume_allow' else _VALUE.findall(text)
     if not key or ','.join(texts) != text or not 0 < len(set(texts)) == len(texts):
       raise UserError(
@@ -212,7 +216,7 @@ def parsed(assignments: list[str]) -> list[tuple[str, list[str]]]:
       )
     texts = [text.strip() for text in texts]
     if key in values:
-      raise UserError(f'--set {key} is there twice: give its values at once.')
+      raise UserError(f'--set {key} appears twice: give its values at once.')
     values[key] = texts
   durations = [k for k in config_lib.DURATIONS if values.get(k, ['None']) != ['None']]
   if len(durations) > 1:
@@ -220,8 +224,8 @@ def parsed(assignments: list[str]) -> list[tuple[str, list[str]]]:
   return list(values.items())
 
 
-def assigned(config: dict, assignments: list[str]) -> dict:
-  """Returns a copy of a config with 'KEY=VALUE's; a duration replaces the others."""
+def assign(config: dict, assignments: list[str]) -> dict:
+  """Copies a config and sets 'KEY=VALUE's in it. Setting a duration removes the others."""
   config = copy.deepcopy(config)
   for assignment in assignments:
     key, _, text = assignment.partition('=')
@@ -232,19 +236,20 @@ def assigned(config: dict, assignments: list[str]) -> dict:
 
 
 def combinations(config: dict, several: dict[str, list[str]]) -> dict[str, dict]:
-  """Returns a cell for each combination of values; 'base' alone without any."""
+  """Makes a cell for each combination of values; without values the one cell is 'base'."""
   pairs = [[(key, text) for text in texts] for key, texts in several.items()]
   cells = {}
   for each in itertools.product(*pairs):
-    assigned(config, [f'{key}={text}' for key, text in each])  # checks types
+    # Checks the types.
+    assign(config, [f'{key}={text}' for key, text in each])
     values = {key: config_lib.literal(text) for key, text in each}
-    words = [name_of(key, value) for key, value in values.items()]
+    words = [name_cell(key, value) for key, value in values.items()]
     cells[program.folder_name(words) or 'base'] = values
   return cells
 
 
-def name_of(key: str, value) -> str:
-  """Returns 'optim.lr=0.001', with a hash if a folder's name cannot show the value."""
+def name_cell(key: str, value) -> str:
+  """Names a value: 'optim.lr=0.001', with a hash if a folder's name cannot show it."""
   numbers = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
   text = 'x'.join(map(str, value)) if numbers else str(value)
   safe = re.sub(r'[^A-Za-z0-9._+-]+', '_', text)

@@ -1,4 +1,4 @@
-"""Tables of runs: a row for each run, and means over the seeds of a cell."""
+"""Tables of runs: a row per run, and means over the seeds of each cell."""
 
 import math
 import re
@@ -19,10 +19,10 @@ _MAIN = (r'.+/top1', r'.+/.+_(5|10)shot(_sweep)?')
 
 
 def row(folder: Path, cell: str, changes: Mapping, seed: int) -> dict:
-  """Returns the results of a finished run, read from its folder.
+  """Reads the results of a finished run from its folder.
 
-  Its changes, its costs (GFLOPs of the forward pass of one image), the last value of each
-  metric (shares, not per cent), and the seconds of its training steps.
+  They are its changes; its costs, with GFLOPs of the forward pass of one image; the last
+  value of each metric, with shares from 0 to 1; and the seconds of its training steps.
   """
   config = config_lib.read(folder)
   resolved, evals = config['resolved'], config['evals']
@@ -48,7 +48,7 @@ def row(folder: Path, cell: str, changes: Mapping, seed: int) -> dict:
 
 
 def _seconds(rows: list[dict], batch_size: int) -> float:
-  """Returns the time of all training steps, by the speed in each row."""
+  """Returns the total time of training steps, computed from the speed in each row."""
   seconds, last = 0.0, 0
   for each in rows:
     if speed := each.get('time/images_per_s'):
@@ -58,9 +58,9 @@ def _seconds(rows: list[dict], batch_size: int) -> float:
 
 
 def write(out: Path, rows: Sequence[dict], text: str) -> list[Path]:
-  """Writes rows to results.csv, a missing value as '', and a text to table.md.
+  """Writes rows to results.csv and a text to table.md; returns both paths.
 
-  Returns the paths of both.
+  A missing value is written as ''.
   """
   paths = [out / 'results.csv', out / 'table.md']
   header = list(dict.fromkeys(key for each in rows for key in each))
@@ -71,38 +71,41 @@ def write(out: Path, rows: Sequence[dict], text: str) -> list[Path]:
 
 
 class Mean(NamedTuple):
-  """A mean of so many numbers; its `std` is None for a single one."""
+  """The mean of `number` values; `std` is None for a single value."""
 
   mean: float
   std: float | None
   number: int
 
   @classmethod
-  def of(cls, values: Sequence[float]) -> 'Mean':
-    """Returns the mean and the sample standard deviation of values."""
+  def compute(cls, values: Sequence[float]) -> 'Mean':
+    """Computes the mean and the sample standard deviation of values."""
     std = statistics.stdev(values) if len(values) > 1 else None
     return cls(statistics.fmean(values), std, len(values))
 
   def texts(self) -> tuple[str, str]:
-    """Returns the mean and the deviation, or '', with two digits."""
+    """Returns the mean and the deviation as texts with two digits; '' if there is none."""
     return f'{self.mean:.2f}', '' if self.std is None else f'{self.std:.2f}'
 
   def text(self, percent: bool = True) -> str:
-    """Returns '87.78 ± 1.02', shares in per cent."""
+    """Returns a text such as '87.78 ± 1.02'; a share is multiplied by 100."""
     factor, digits = (100, 2) if percent else (1, 4)
     text = f'{self.mean * factor:.{digits}f}'
     return text if self.std is None else f'{text} ± {self.std * factor:.{digits}f}'
 
 
 def mean(rows: Sequence[dict], metric: str | None) -> Mean | None:
-  """Returns the mean of a metric over the rows with a finite value, if there are any."""
+  """Returns the mean of a metric over rows with a finite value, or None without any."""
   values = [each.get(metric, math.nan) for each in rows]
   values = [value for value in values if math.isfinite(value)]
-  return Mean.of(values) if values else None
+  return Mean.compute(values) if values else None
 
 
 def metrics(rows: Sequence[dict], evals: dict, first: str | None = None) -> list[str]:
-  """Returns top-1 and few-shot accuracies, or else all shares; `first` leads them."""
+  """Chooses metrics for a table: top-1 and few-shot accuracies, or else all shares.
+
+  If `first` exists, it comes first.
+  """
   keys = list(dict.fromkeys(key for each in rows for key in each if '/' in key))
   kinds = {key: find_metric(key, evals) for key in keys}
   shares = [k for k in keys if kinds[k].percent and kinds[k].larger_is_better]
@@ -112,7 +115,7 @@ def metrics(rows: Sequence[dict], evals: dict, first: str | None = None) -> list
 
 
 def summary(rows: Sequence[dict], metrics: Sequence[str]) -> list[dict]:
-  """Returns each cell's name, costs, number of seeds, and metrics {name: Mean}."""
+  """Summarises each cell: its name, costs, number of seeds, and metrics {name: Mean}."""
   cells: dict[str, list[dict]] = {}
   for each in rows:
     cells.setdefault(each['cell'], []).append(each)
@@ -128,7 +131,7 @@ def summary(rows: Sequence[dict], metrics: Sequence[str]) -> list[dict]:
 
 
 def cells(records: Sequence[dict], evals: dict) -> list[dict[str, str]]:
-  """Returns a row of texts for each record of `summary`, with costs where they differ."""
+  """Makes a row of texts from each record of `summary`; costs appear if they differ."""
   differ = lambda key: len({x[key] for x in records} - {None}) > 1
   costs = (
     ('parameters', 'parameters', ','),
@@ -155,7 +158,7 @@ def cells(records: Sequence[dict], evals: dict) -> list[dict[str, str]]:
 
 
 def markdown(title: str, rows: Sequence[dict[str, str]], notes: Iterable[str]) -> str:
-  """Returns rows of texts, all with the same keys, as a table in Markdown."""
+  """Formats rows of texts, which have the same keys, as a table in Markdown."""
   line = lambda texts: f'| {" | ".join(texts)} |'
   rule = line(['---', *['--:'] * (len(rows[0]) - 1)])
   lines = [f'# {title}', '', line(rows[0]), rule, *(line(x.values()) for x in rows)]
@@ -166,9 +169,9 @@ def markdown(title: str, rows: Sequence[dict[str, str]], notes: Iterable[str]) -
 
 
 def score(tasks: Sequence[Sequence[float]]) -> Mean:
-  """Returns the mean over tasks, each counting the same, of the results of their runs.
+  """Averages the results of runs within each task, then over tasks.
 
-  Its deviation follows from the tasks' deviations; None where one has a single run.
+  The deviation follows from those of the tasks. It is None if a task has a single run.
   """
   mean, std = statistics.fmean(map(statistics.fmean, tasks)), None
   if all(len(values) > 1 for values in tasks):
@@ -179,9 +182,14 @@ def score(tasks: Sequence[Sequence[float]]) -> Mean:
 def scores(
   groups: Mapping[str, str], whole: str, results: Mapping[str, Sequence[float]]
 ) -> dict[str, Mean]:
-  """Returns the scores of all tasks, titled `whole`, and of each group.
+  """Returns the score of all tasks, titled `whole`, and of each group.
 
-  `groups` is {task: its group, or ''}. One with a missing task has no score.
+  A group that lacks the result of a task has no score.
+
+  Args:
+    groups: {task: its group, or ''}.
+    whole: title of the score of all tasks.
+    results: {task: results of its runs}.
   """
   members = {whole: list(groups)}
   for task, group in groups.items():

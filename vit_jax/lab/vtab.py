@@ -20,7 +20,8 @@ from vit_jax.tools import out_folder
 from vit_jax.train import program
 
 PICK, REPORTED = 'val/top1', 'test/top1'
-_MICRO_BATCH = 64  # Images that any device holds, as in configs/finetune.py.
+# Images per micro-batch, which fit any device; as in configs/finetune.py.
+_MICRO_BATCH = 64
 _EPILOG = """\
 Protocols:
 {}
@@ -28,21 +29,21 @@ Tasks, in the groups natural, specialized and structured:
 {}
 With --fgvc:
 {}
-SOURCE is a file, a hub folder, the folder of a run or a name of the zoo. Data sets are
-prepared by TFDS, of FGVC folders; a task without data is left out, and named.
+SOURCE is a file, a hub folder, the folder of a run or a name of the zoo. TFDS prepares the
+data sets of VTAB; those of FGVC are folders. A task without data is left out, and named.
 
---set KEY=VALUE overrides the protocol, as --config.KEY=VALUE of vit_jax train. Of several
-values, optim.lr=0.001,0.01, the validation split chooses for each task; seed=0,1,2 are the
-seeds that are reported. Runs are in DIR/TASK/runs, and the same command resumes."""
+--set KEY=VALUE overrides the protocol, as --config.KEY=VALUE of vit_jax train. If there are
+several values, optim.lr=0.001,0.01, the validation split chooses one for each task. The seeds
+seed=0,1,2 are those reported. Runs are in DIR/TASK/runs, and the same command resumes."""
 
 
 def main(argv: list[str]) -> int:
-  """Trains on the tasks and writes the results; returns the exit code."""
+  """Trains on all tasks and writes the results; returns the exit code."""
   args = _parse(argv)
   words = ['fgvc' if args.fgvc else 'vtab', args.protocol, Path(args.source).name]
-  name = program.folder_name([*words, *sweep.single(args.set)])
+  name = program.folder_name([*words, *sweep.single_values(args.set)])
   out = out_folder.check_folder(args.out or f'runs/{name}')
-  model = model_of(args.source)
+  model = read_model(args.source)
   grids = {name: plan(args, name, model, out) for name in args.tasks}
   say = terminal.say if args.json else lambda line: print(line, flush=True)
   report, runs = Report(args, out), 0
@@ -54,11 +55,13 @@ def main(argv: list[str]) -> int:
   for name, grid in {} if args.dry_run else grids.items():
     say(f'\n== {grid.title}')
     command = shlex.join(['vit_jax', 'vtab', *argv])
-    try:  # checkpoints of runs to choose by are of no use afterwards
+    try:
+      # The runs that choose hyperparameters need no checkpoints afterwards.
       discard = args.discard or bool(grid.final)
       report.add(name, runner.run(grid, command, say, discard, args.discard))
     except DataError as error:
-      report.errors[name] = error.__cause__ or error  # without the name of the run
+      # The cause lacks the name of the run, which is of no interest here.
+      report.errors[name] = error.__cause__ or error
       say(f'left out: {report.errors[name]}')
   return runner.show(report, args, say, runs=runs)
 
@@ -78,7 +81,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   help_ = "'all', or groups and names: natural,dmlab; default: %(default)s"
   add('--tasks', default='all', metavar='NAME,NAME', help=help_)
   add('--protocol', choices=list(PROTOCOLS), default='paper', help='see below')
-  add('--fgvc', action='store_true', help='the five sets of FGVC in their place')
+  add('--fgvc', action='store_true', help='use the five sets of FGVC instead')
   add('--resolution', type=cli.positive, help="pixels; default: the protocol's")
   add('--data_dir', metavar='DIR', help="where the data is; default: TFDS's own folder")
   sweep.add_options(parser, 'runs/vtab-<protocol, source and changes>')
@@ -91,49 +94,49 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 # -- the runs of a task ---------------------------------------------------------------
 
 
-def model_of(source: str) -> dict:
-  """Returns the model of weights for colour images, as a config's section `model`."""
+def read_model(source: str) -> dict:
+  """Reads the model of weights for colour images, as the section `model` of a config."""
   loaded = weights.from_section(source)
   if loaded.channels != 3:
-    raise UserError(f'{source}: expected 3 channels, and it has {loaded.channels}.')
+    raise UserError(f'{source}: expected 3 channels, but it has {loaded.channels}.')
   return weights.complete({}, loaded)
 
 
 def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.Grid:
-  """Returns the grid of a task below `out`, checked as far as no data is needed."""
+  """Plans the grid of a task in a folder of `out`; checks all that needs no data."""
   benchmark, task = args.benchmark, args.benchmark.tasks[name]
-  several, common, seeds = sweep.divided(args.set)
+  several, common, seeds = sweep.divide(args.set)
   own = {assignment.partition('=')[0] for assignment in common}
   _check_keys(args.protocol, several, own)
-  with runner.named('--set'):
+  with runner.name_errors('--set'):
     overrides: dict = {}
     config_lib.override(overrides, common)
     tune = overrides.get('tune', {})
     setting = PROTOCOLS[args.protocol](task, tune if isinstance(tune, dict) else {})
-    config = sweep.assigned(_config(args, name, setting, model), common)
+    config = sweep.assign(_config(args, name, setting, model), common)
     if 'val' not in config['evals']:
       raise UserError('evals has no val, which measures the accuracy: change its keys.')
     grid = {k: [*map(str, v)] for k, v in setting.grid.items() if k not in own}
     cells = sweep.combinations(config, grid | several)
 
-  def planned(cells: dict, seeds, examples: int) -> list[runner.Run]:
+  def plan_runs(cells: dict, seeds, examples: int) -> list[runner.Run]:
     for key, cell in cells.items():
-      follows = _following(runner.changed(config, cell), overrides, setting, examples)
+      follows = _derive(runner.change(config, cell), overrides, setting, examples)
       cells[key] = {**cell, **follows}
     return runner.plan(config, cells, seeds, out / name, model)
 
   def final(cell: str) -> list[runner.Run]:
     both = not setting.photographs
     split = benchmark.trainval if both else benchmark.train
-    values = {**cells[cell], 'data.split': split, 'evals': _reported(config)}
+    values = {**cells[cell], 'data.split': split, 'evals': _use_test_split(config)}
     key = f'final-{cell}' if search else cell
-    return planned({key: values}, seeds or setting.seeds, task.sizes[both])
+    return plan_runs({key: values}, seeds or setting.seeds, task.sizes[both])
 
   spec = f'{args.source} on {name} by the protocol {args.protocol}'
   search = bool(grid | several)
-  with runner.named(f'{name}, --resolution or --set'):
+  with runner.name_errors(f'{name}, --resolution or --set'):
     again = final(next(iter(cells)))
-    runs = planned(dict(cells), [0], task.sizes[0]) if search else again
+    runs = plan_runs(dict(cells), [0], task.sizes[0]) if search else again
   options = (PICK, True, final) if search else ()
   return runner.Grid(task.title, spec, runs, out / name, (), *options)
 
@@ -167,10 +170,10 @@ def _config(args, name: str, setting: Setting, model: dict) -> dict:
     data['source_options'] = {'data_dir': args.data_dir}
   val = dict(data, split=benchmark.val, batch_size=128, pp=pp(tests))
   train = dict(data, split=benchmark.train, batch_size=setting.batch_size, pp=pp(ops))
-  # The recipe sets the keys that a protocol leaves open: weights, a new head, no pre_logits.
+  # The recipe sets keys that the protocol leaves open: weights, a new head, no pre_logits.
   recipe = config_lib.load('finetune')
   recipe = {k: v for k, v in recipe.items() if k not in config_lib.DURATIONS}
-  # It has keys of a ViT; another family has no pre_logits to leave out.
+  # The recipe's keys are for a ViT: drop those that another family lacks.
   section = {k: v for k, v in recipe['model'].items() if k in (*model, 'dtype')}
   changes = {
     'model': section,
@@ -180,18 +183,18 @@ def _config(args, name: str, setting: Setting, model: dict) -> dict:
     'checkpoint': {'every': 0.25, 'keep_latest': 2},
     'log': {'every': 0.1, 'tensorboard': False},
   }
-  return runner.changed(recipe, {**changes, **setting.changes})
+  return runner.change(recipe, {**changes, **setting.changes})
 
 
-def _reported(config: dict) -> dict:
-  """Returns the section `evals` with the test split in place of the validation split."""
-  evals = runner.changed(config, {'evals.val.data.split': 'test'})['evals']
+def _use_test_split(config: dict) -> dict:
+  """Returns the section `evals` with the test split instead of the validation split."""
+  evals = runner.change(config, {'evals.val.data.split': 'test'})['evals']
   evals['test'] = evals.pop('val')
   return evals
 
 
-def _following(config: dict, overrides: dict, setting: Setting, examples: int) -> dict:
-  """Returns warmup and accumulation by steps and batch size, unless --set has them."""
+def _derive(config: dict, overrides: dict, setting: Setting, examples: int) -> dict:
+  """Derives warmup and accumulation from steps and batch size, unless --set has them."""
   changes, batch = {}, config['data']['batch_size']
   own = config_lib.lookup(overrides, 'optim.schedule.warmup')
   if own is None and isinstance(config['optim'].get('schedule'), dict):
@@ -207,7 +210,7 @@ def _following(config: dict, overrides: dict, setting: Setting, examples: int) -
 
 
 class Report:
-  """The results of the tasks, the errors of some, and their tables."""
+  """Results of the tasks, errors of those that failed, and their tables."""
 
   def __init__(self, args: argparse.Namespace, out: Path):
     self._args, self._out, self._benchmark = args, out, args.benchmark
@@ -216,9 +219,9 @@ class Report:
     self.files: list[Path] = []
 
   def add(self, name: str, results: runner.Results) -> None:
-    """Adds a task and writes the tables with it."""
+    """Adds a task, and writes the tables again."""
     self.results[name] = results
-    # A combination that diverges is a bad one, no failure; unless all do.
+    # A combination that diverges is merely a bad one. It is a failure if all diverge.
     prefix = 'final-' if results.best else ''
     if errors := [x for run, x in results.errors.items() if run.startswith(prefix)]:
       self.errors[name] = errors[0]
@@ -226,7 +229,7 @@ class Report:
       self.files = table.write(self._out, self._rows(), self.text())
 
   def accuracies(self) -> dict[str, list[float]]:
-    """Returns {task: test accuracies of its runs, per cent}."""
+    """Returns {task: test accuracies of its runs, in per cent}."""
     accuracies = {}
     for name, results in self.results.items():
       final = f'final-{results.best}' if results.grid.final else None
@@ -236,7 +239,7 @@ class Report:
     return accuracies
 
   def means(self) -> dict[str, table.Mean]:
-    """Returns the mean of all tasks, and of each group that is complete, by title."""
+    """Returns means by title: of all tasks and of each group, if complete."""
     benchmark, accuracies = self._benchmark, self.accuracies()
     by_title = {benchmark.tasks[name].title: x for name, x in accuracies.items()}
     return table.scores(benchmark.groups, benchmark.mean, by_title)
@@ -245,13 +248,13 @@ class Report:
     keys, rows = ('task', 'group', 'accuracy', 'std', 'runs', 'chosen'), []
     for name, values in self.accuracies().items():
       task, chosen = self._benchmark.tasks[name], self.results[name].best or ''
-      mean = table.Mean.of(values)
+      mean = table.Mean.compute(values)
       rows.append((task.title, task.group, *mean.texts(), str(mean.number), chosen))
     rows += [(title, '', *mean.texts(), '', '') for title, mean in self.means().items()]
     return [dict(zip(keys, row, strict=True)) for row in rows]
 
   def text(self) -> str:
-    """Returns the table as Markdown, beside the paper's Table 9."""
+    """Returns the table as Markdown, with the numbers of the paper's Table 9."""
     args, benchmark, accuracies = self._args, self._benchmark, self.accuracies()
     rows = [
       {
@@ -285,7 +288,7 @@ class Report:
     return table.markdown(title, rows, notes)
 
   def record(self) -> dict:
-    """Returns the record that --json prints; accuracies in per cent."""
+    """Returns the record that --json prints, with accuracies in per cent."""
     means = {title: score._asdict() for title, score in self.means().items()}
     return {
       'tasks': {

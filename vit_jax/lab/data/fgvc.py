@@ -14,17 +14,13 @@ _SPLITS = 'https://cornell.box.com/v/vptfgvcsplits'
 
 
 class Set(NamedTuple):
-  """A data set of photographs, as VPT's Table 8 describes it (arXiv 2203.12119).
-
-  `sizes` counts the examples of train and trainval; `home` publishes the images, and
-  `images` is the folder that the paths of the JSON files start from.
-  """
+  """A data set of photographs, as in VPT's Table 8 (arXiv 2203.12119)."""
 
   title: str
   classes: int
-  sizes: tuple[int, int]
-  home: str
-  images: str
+  sizes: tuple[int, int]  # examples of train and of trainval
+  home: str  # the page that publishes the images
+  images: str  # the folder that paths in the JSON files are relative to
   group = ''
   flip = crop = True
   small = False
@@ -45,12 +41,12 @@ SETS = {
 
 
 class Fgvc(Folder):
-  """`fgvc:NAME`, one of `SETS`: cub, nabirds, flowers, dogs, cars.
+  """`fgvc:NAME`, where NAME is cub, nabirds, flowers, dogs or cars.
 
-  Splits: `train`, `val`, `trainval` (both, in this order) and `test`, of the published
-  files train.json, val.json and test.json, {path of an image: class}, in DIR/NAME.
-  Images are in a pseudo-random order, by a hash of their path. Option: `data_dir`,
-  DIR; else as for `tfds:`.
+  The splits `train`, `val` and `test` are published as train.json, val.json and test.json,
+  {path of an image: class}, and must be in DIR/NAME. `trainval` is `train` and then `val`.
+  Images are in a pseudo-random order, given by a hash of their path. The option `data_dir`
+  sets DIR; its default is that of `tfds:`.
   """
 
   exif = False
@@ -67,7 +63,7 @@ class Fgvc(Folder):
     self.num_classes = entry.classes
     if len(classes) != entry.classes:
       raise UserError(
-        f'{self.name}: expected {entry.classes} classes, and {folder} has {len(classes)}.'
+        f'{self.name}: expected {entry.classes} classes, but {folder} has {len(classes)}.'
       )
     label_of = {value: i for i, value in enumerate(classes)}
     rows = {
@@ -78,13 +74,13 @@ class Fgvc(Folder):
     self._root = os.path.join(folder, entry.images)
     self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     self._select(rows, split)
-    if not os.path.exists(self.name_of(0)):  # likely none of them
+    if not os.path.exists(self.name_of(0)):  # then probably all are missing
       raise DataError(
         f'{self.name}: {self.name_of(0)} is missing: unpack the images of {entry.home}.'
       )
 
   def _table(self, folder: str, part: str, home: str) -> dict:
-    """Returns {path of an image: class} of a part."""
+    """Reads a split's file, {path of an image: class}."""
     path = os.path.join(folder, f'{part}.json')
     try:
       with open(path, 'rb') as file:

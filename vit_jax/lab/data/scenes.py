@@ -1,9 +1,9 @@
-"""The scenes of the source 'shapes', task by task, and their pixels.
+"""Makes the scenes of the source `shapes`, and draws their pixels.
 
-All positions and lengths are in units of the side of the image, (0, 0) its top left
-corner. A scene is computed from (seed, task, split, row) by `philox.uniforms` and by
-operations that IEEE 754 rounds exactly (no library's sine), and so are its pixels, one by
-one: they are the same on every machine, and in any batch.
+Positions and lengths are in units of the image's side; (0, 0) is its top left corner. A
+scene follows from (seed, task, split, row). It is computed by `philox.uniforms` and
+operations that IEEE 754 rounds exactly, which excludes a library's sine. Pixels are computed
+likewise, each on its own. So they are the same on every machine and in any batch.
 """
 
 import dataclasses
@@ -14,41 +14,45 @@ import numpy as np
 
 from vit_jax.data import philox
 
-# Images depend on the order of these, and of TASKS: new ones go to the end.
+# Images depend on the order of these names, and of TASKS: add new ones at the end.
 KINDS = ('circle', 'square', 'triangle', 'star', 'cross', 'ring')
 COLOURS = ('red', 'yellow', 'green', 'cyan', 'blue', 'magenta')  # hues 60 degrees apart
 SPLITS = ('train', 'validation', 'test')
 
-_DISTRACTORS = 4  # Grey shapes in an image, at most.
-_PER_SHAPE = 8  # Random numbers for each shape.
-# Above any 32-bit seed: a run's augmentations also come from `uniforms`, with the run's
-# seed, and must not get the same numbers.
+_DISTRACTORS = 4  # most grey shapes in an image
+_PER_SHAPE = 8  # random numbers for each shape
+# Added to the key of random numbers. It lies above any 32-bit seed, because augmentations use
+# the run's seed as their key, and must not get the same numbers.
 _TAG = 0x5CE9E5 << 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Scenes:
-  """B scenes of up to S shapes each, later shapes in front of earlier ones."""
+  """B scenes of up to S shapes each. Later shapes lie in front of earlier ones."""
 
-  label: np.ndarray  # int64 [B].
-  shown: np.ndarray  # bool [B, S], whether the shape is there. Grey ones come first.
-  kind: np.ndarray  # int [B, S], an index into KINDS.
-  x: np.ndarray  # float32 [B, S], the centre of a shape.
-  y: np.ndarray
-  radius: np.ndarray  # float32 [B, S], of its circumscribed circle.
-  turn: np.ndarray  # float32 [B, S], its rotation, 1 for a full turn.
-  colour: np.ndarray  # float32 [B, S, 3] from 0 to 1.
-  ground: np.ndarray  # float32 [B, 2, 3]: the background changes from one to the other,
-  ground_turn: np.ndarray  # float32 [B], in this direction, 1 for a full turn.
-  noise: np.ndarray  # float32 [B], the largest change of a channel, 1 for full scale.
+  label: np.ndarray  # int64 [B]
+  shown: np.ndarray  # bool [B, S], whether the shape is there; grey ones come first
+  kind: np.ndarray  # int [B, S], index into KINDS
+  x: np.ndarray  # float32 [B, S], centre of the shape
+  y: np.ndarray  # float32 [B, S]
+  radius: np.ndarray  # float32 [B, S], radius of the circumscribed circle
+  turn: np.ndarray  # float32 [B, S], rotation of the shape; 1 is a full turn
+  colour: np.ndarray  # float32 [B, S, 3], from 0 to 1
+  ground: np.ndarray  # float32 [B, 2, 3], the two colours of the background's gradient
+  ground_turn: np.ndarray  # float32 [B], direction of the gradient; 1 is a full turn
+  noise: np.ndarray  # float32 [B], largest change of a channel; 1 is full scale
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Names of classes, the most coloured shapes O in an image, and their places.
+  """A task of the source.
 
-  `place` maps (label int64 [B], u float32 [B, O, 8], more float32 [B, 16], uniform in
-  [0, 1)) to {field of `Scenes`: [B, O]}; 'hue', an index into COLOURS, stands for 'colour'.
+  Attributes:
+    names: names of the classes.
+    objects: O, the most coloured shapes in an image.
+    place: places these shapes. It maps a label, int64 [B], and uniform numbers in [0, 1),
+      u [B, O, 8] and more [B, 16], to {field of `Scenes`: [B, O]}. In place of 'colour' it
+      returns 'hue', an index into COLOURS.
   """
 
   names: tuple[str, ...]
@@ -57,7 +61,7 @@ class Task:
 
 
 def _place_class(label, u, more):
-  """One shape, anywhere inside the image, of the label's kind and colour."""
+  """Places one shape anywhere inside the image; the label is its kind and colour."""
   colour, kind = np.divmod(label[:, None], len(KINDS))
   radius = 0.16 + 0.14 * u[..., 4]
   x, y = (radius + (1 - 2 * radius) * u[..., k] for k in (6, 7))
@@ -65,10 +69,11 @@ def _place_class(label, u, more):
 
 
 def _place_count(label, u, more):
-  """Label + 1 shapes, each in a cell of its own of a grid of 4 x 4."""
+  """Places label + 1 shapes, each in a cell of its own in a 4 x 4 grid."""
   cells = np.argsort(more, axis=1, kind='stable')[:, : u.shape[1]]
   radius = 0.07 + 0.035 * u[..., 4]
-  free = 0.113 - radius  # Half a cell is 0.125: a gap stays between any two shapes.
+  # Half a cell is 0.125, so a gap stays between any two shapes.
+  free = 0.113 - radius
   row, column = np.divmod(cells, 4)
   x = (column + 0.5) / 4 + free * (2 * u[..., 6] - 1)
   y = (row + 0.5) / 4 + free * (2 * u[..., 7] - 1)
@@ -77,15 +82,16 @@ def _place_count(label, u, more):
 
 
 def _place_position(label, u, more):
-  """One shape, its centre anywhere in the label's cell of a grid of 4 x 4."""
+  """Places the centre of one shape anywhere in the label's cell of a 4 x 4 grid."""
   radius = 0.08 + 0.06 * u[..., 4]
   row, column = np.divmod(label[:, None], 4)
 
-  def within(cell, u):  # 0.14 from the border: all of the shape is in the image
+  def place_in(cell, u):
+    # At least 0.14 from the border, so that the whole shape is in the image.
     low, high = np.maximum(cell / 4, 0.14), np.minimum((cell + 1) / 4, 0.86)
     return low + (high - low) * u
 
-  x, y = within(column, u[..., 6]), within(row, u[..., 7])
+  x, y = place_in(column, u[..., 6]), place_in(row, u[..., 7])
   return {'x': x, 'y': y, 'radius': radius}
 
 
@@ -93,7 +99,7 @@ _NEAREST, _BIN, _BINS = 0.24, 0.08, 6
 
 
 def _place_distance(label, u, more):
-  """Two shapes whose centres are as far apart as the label says."""
+  """Places two shapes whose centres are as far apart as the label says."""
   radius = 0.07 + 0.04 * u[..., 4]
   apart = _NEAREST + _BIN * (label + more[:, 0])
   out = {'radius': radius}
@@ -119,13 +125,13 @@ TASKS = {
 
 
 def labels(task: str, seed: int, split: str, rows: np.ndarray) -> np.ndarray:
-  """Returns the labels of `scenes` alone, int64 [B], which is faster."""
+  """Returns only the labels of `scenes`, int64 [B], which is faster."""
   (u,) = _uniforms(task, seed, split, rows, 1)
   return (u[:, 0] * len(TASKS[task].names)).astype(np.int64)
 
 
 def scenes(task: str, seed: int, split: str, rows: np.ndarray) -> Scenes:
-  """Returns the scenes of rows, int [B], of a split, for 32-bit seeds and rows."""
+  """Makes the scenes of rows, int [B], of a split. Seeds and rows have 32 bits."""
   objects = TASKS[task].objects
   sizes = (1, 12, 16, _PER_SHAPE * _DISTRACTORS, _PER_SHAPE * objects)
   of_label, scene, more, u, v = _uniforms(task, seed, split, rows, *sizes)
@@ -148,7 +154,7 @@ def scenes(task: str, seed: int, split: str, rows: np.ndarray) -> Scenes:
     'turn': v[..., 5],
     **TASKS[task].place(label, v, more),
   }
-  # Up to 12 degrees from the hue of the name.
+  # Hues differ by up to 12 degrees from that of the colour's name.
   hue = coloured.pop('hue') + 0.4 * v[..., 2] - 0.2
   saturation, value = 0.75 + 0.25 * scene[:, 11:], 0.6 + 0.4 * v[..., 3]
   coloured['colour'] = _rgb(hue, saturation, value)
@@ -168,12 +174,12 @@ def scenes(task: str, seed: int, split: str, rows: np.ndarray) -> Scenes:
 
 
 def direction(turn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (cosine, sine) of turns in [0, 1), in the dtype of `turn`, to 1e-5."""
+  """Returns (cosine, sine) of turns in [0, 1), exact to 1e-5, in the dtype of `turn`."""
   return _sine(turn + 0.25), _sine(turn)
 
 
 def _sine(turn):
-  # The Taylor polynomial to the 9th degree in x * pi/2, for x in [-1, 1].
+  # Taylor polynomial of degree 9 in x * pi/2, for x in [-1, 1].
   x = 1 - 4 * np.abs((turn + 0.25) % 1 - 0.5)
   y = x * x
   polynomial = 1.5707963 - y * (
@@ -183,7 +189,7 @@ def _sine(turn):
 
 
 def _uniforms(task, seed, split, rows, *sizes):
-  """Returns random numbers in [0, 1), float32 [B, size] for each of the sizes."""
+  """Draws numbers in [0, 1), float32 [B, size] for each of the sizes."""
   positions = (SPLITS.index(split) << 32) + np.asarray(rows, np.int64)
   key = seed + (list(TASKS).index(task) << 32) + _TAG
   numbers = philox.uniforms(key, positions, sizes)
@@ -195,7 +201,7 @@ def _pick(names, u):
 
 
 def _rgb(hue, saturation, value):
-  """Returns float32 [..., 3] of hues in sixths of a turn (HSV)."""
+  """Converts HSV, with hues in sixths of a turn, to RGB float32 [..., 3]."""
   k = (hue[..., None] + np.array([5, 3, 1], np.float32)) % 6
   depth = np.clip(np.minimum(k, 4 - k), 0, 1)
   return (value[..., None] * (1 - saturation[..., None] * depth)).astype(np.float32)
@@ -217,7 +223,7 @@ _CORNERS = {
 
 
 def draw(scenes: Scenes, size: int, noise: np.ndarray) -> np.ndarray:
-  """Returns images, uint8 [B, size, size, 3], as is `noise`, uniformly distributed."""
+  """Draws images, uint8 [B, size, size, 3]; `noise` has the same shape and is uniform."""
   images = _ground(scenes, size)
   b, s = np.nonzero(scenes.shown)
   windows = {}
@@ -235,7 +241,7 @@ def draw(scenes: Scenes, size: int, noise: np.ndarray) -> np.ndarray:
 
 
 def _ground(scenes, size):
-  """Returns a linear change from one colour to another, float32 [B, size, size, 3]."""
+  """Draws backgrounds, linear gradients of colour, float32 [B, size, size, 3]."""
   cosine, sine = direction(scenes.ground_turn)
   place = (np.arange(size, dtype=np.float32) + 0.5) / size - 0.5
   share = cosine[:, None, None] * place + sine[:, None, None] * place[:, None]
@@ -245,7 +251,7 @@ def _ground(scenes, size):
 
 
 def _blend(image, colour, covered, left, top):
-  """Paints a window `covered` [w, w] at (left, top), cut to the image's bounds."""
+  """Paints a window `covered` [w, w] at (left, top), clipped to the image."""
   size, width = len(image), len(covered)
   rows = slice(max(top, 0), min(top + width, size))
   columns = slice(max(left, 0), min(left + width, size))
@@ -255,14 +261,19 @@ def _blend(image, colour, covered, left, top):
 
 
 def _cover(shape, size, x, y, radius, turn):
-  """Returns the shares of pixels that n shapes cover, in windows around them.
+  """Computes the share of each pixel that n shapes cover, in windows around the shapes.
 
-  Returns (float32 [n, w, w] from 0 to 1, left int64 [n], top int64 [n]), for shapes
-  with one signed distance.
+  Args:
+    shape: the signed distance, which all n shapes have.
+    size: side of the image in pixels.
+    x, y, radius, turn: as in `Scenes`, [n].
+
+  Returns:
+    (shares float32 [n, w, w], left int64 [n], top int64 [n]).
   """
   radius = (radius * size).astype(np.float32)
-  # A star's smooth tip ends 1.6 pixels beyond its radius, inside of any window: a larger
-  # window, for the sake of other shapes in the batch, changes no pixel.
+  # A star's smooth tip ends 1.6 pixels beyond its radius, inside of any window. So a larger
+  # window, which other shapes in the batch may need, changes no pixel.
   width = int(np.ceil(2 * radius.max(initial=0))) + 6
   corners, offsets = [], []
   for centre in (x, y):
@@ -278,9 +289,9 @@ def _cover(shape, size, x, y, radius, turn):
   return covered, *corners
 
 
-# Signed distances, negative inside, from shapes with a circumscribed circle of radius 1
-# and their centroid at the origin. Beyond a corner it is the distance from the edges'
-# lines, which keeps corners sharp.
+# Signed distances, negative inside, of shapes whose centroid is the origin and whose
+# circumscribed circle has radius 1. Beyond a corner the distance is that to the lines through
+# the edges, which keeps corners sharp.
 
 
 def _box(x, y, a, b):
@@ -292,13 +303,13 @@ def _cross(x, y):
 
 
 def _triangle(x, y):
-  # Each side is opposite to a corner.
+  # Each side lies opposite to a corner.
   sides = [-(a * x + b * y) for a, b in _CORNERS[3]]
   return np.maximum(np.maximum(sides[0], sides[1]), sides[2]) - 0.5
 
 
 def _star(x, y):
-  """The pentagram: the points outside of at most one of its five lines."""
+  """A pentagram: the points that lie outside of at most one of its five lines."""
   most, second = np.float32(-np.inf), np.float32(-np.inf)
   for a, b in _CORNERS[5]:
     line = a * x + b * y

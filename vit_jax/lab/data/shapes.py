@@ -1,4 +1,4 @@
-"""The source 'shapes': generated images of coloured shapes, any number, no download."""
+"""The source `shapes`: any number of generated images of coloured shapes."""
 
 import bisect
 import itertools
@@ -13,34 +13,34 @@ from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import choose
 from vit_jax.lab.data import scenes
 
-# Examples of 'validation' and of 'test': a standard error of 0.7 points at most.
+# Examples of 'validation' and 'test'. An accuracy has a standard error of at most 0.7 points.
 _HELD_OUT = 5_000
-# Up to so many labels are held in memory; they need no drawing.
+# Up to so many labels are held in memory. To compute them, no image need be drawn.
 _LABELS = 2**20
 
 
 class Shapes(Source):
-  """Coloured shapes on a noisy ground, uint8 [size, size, 3]; grey ones only distract.
+  """Coloured shapes on a noisy ground, uint8 [size, size, 3]; grey shapes only distract.
 
-  'shapes:TASK' names the label; 'shapes' alone is 'shapes:class':
-    class: the kind and colour of the shape, 6 kinds in 6 colours: 36 classes.
-    count: how many there are, 1 to 8, none of them touching: 8 classes.
-    position: in which cell of a grid of 4 x 4 the shape's centre is: 16 classes.
-    distance: how far apart the centres of two are, from 0.24 to 0.72 of the image's side
-      in steps of 0.08: 6 classes.
-  Cropping and flipping change the labels of the last three: leave them out of `pp`, as
-  configs/shapes.py does.
+  'shapes:TASK' chooses the label; 'shapes' means 'shapes:class':
+    class: kind and colour of the shape; 6 kinds in 6 colours are 36 classes.
+    count: the number of shapes, 1 to 8, which do not touch; 8 classes.
+    position: the cell of a 4 x 4 grid that has the shape's centre; 16 classes.
+    distance: the distance between the centres of two shapes, from 0.24 to 0.72 of the
+      image's side in steps of 0.08; 6 classes.
+  Cropping and flipping change the labels of the last three tasks, so leave these ops out of
+  `pp`, as configs/shapes.py does.
 
-  An example is a function of (seed, task, split, number) alone, and the same on every
-  machine. A larger `num_examples` adds to 'train' and changes nothing else, so that sizes
-  of training data can be compared; 'validation' and 'test' have 5,000 each.
+  An example depends only on (seed, task, split, number), and is the same on every machine.
+  A larger `num_examples` adds examples to 'train' and changes nothing else, so that sizes of
+  training data can be compared. 'validation' and 'test' have 5,000 examples each.
 
   Args:
     target: TASK, or ''.
-    split: a split expression, see `splits`; 'val' is 'validation'.
-    size: of the images, in pixels.
-    num_examples: of 'train', below 2**31.
-    seed: of the whole data set, below 2**32.
+    split: a split expression, see `splits`; 'val' means 'validation'.
+    size: side of the images, in pixels.
+    num_examples: number of training examples, below 2**31.
+    seed: seed of the whole data set, below 2**32.
   """
 
   def __init__(
@@ -93,7 +93,7 @@ class Shapes(Source):
     return f'{self.name}/{split}#{row}'
 
   def _place(self, index: int) -> tuple[str, int]:
-    """Returns the split of an example, and its row there."""
+    """Returns (split, row in that split) of an example."""
     part = bisect.bisect_right(self._bounds, index) - 1
     split, low, _ = self._parts[part]
     return split, index - self._bounds[part] + low
@@ -108,7 +108,10 @@ class Shapes(Source):
     ]
 
   def _noise(self, split: str, row: int) -> np.ndarray:
-    """Returns an image's own uniform bytes, by NumPy's Philox, faster than `data.philox`."""
+    """Draws an image's own uniform bytes.
+
+    Uses NumPy's Philox, which is faster than `data.philox`.
+    """
     task = list(scenes.TASKS).index(self._task)
     key = [self._seed, 4 * task + scenes.SPLITS.index(split)]
     bits = np.random.Philox(key=key, counter=[0, 0, row, 0])

@@ -1,4 +1,4 @@
-"""The tasks of VTAB-1k: 1,000 examples to learn from, all of the test split to report."""
+"""The source `vtab:`, tasks with 1,000 examples to train on and a whole test split."""
 
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import splits, tfds
@@ -8,12 +8,12 @@ from vit_jax.lab.data.vtab_tasks import TASKS
 
 
 class Vtab(tfds.Images):
-  """`vtab:NAME`, one of `vtab_tasks.TASKS`, of a data set that TFDS prepared.
+  """`vtab:NAME`, a task of `vtab_tasks.TASKS`, from a data set that TFDS prepared.
 
-  Splits: `train800` to train and `val200` to choose hyperparameters, `train800val200`,
-  both, to train in the end, and `test`; cut as the benchmark's own code does. Images are
-  encoded, as `decode` takes them; it repeats grey ones in three channels. Option:
-  `data_dir`, as of `tfds:`.
+  Splits are cut as in the benchmark's own code: `train800` to train and `val200` to choose
+  hyperparameters; `train800val200`, both, for the final training; and `test`. Images are
+  encoded, and the op `decode` repeats grey ones in three channels. The option `data_dir` is
+  that of `tfds:`.
   """
 
   def __init__(self, target: str, split: str, *, data_dir: str | None = None):
@@ -30,9 +30,9 @@ class Vtab(tfds.Images):
       number, self.class_names = tfds.classes(prepared.features['label'])
       if number != task.classes:
         raise UserError(
-          f'{self.name} has {task.classes} classes, and {task.tfds} has {number}.'
+          f'{self.name} has {task.classes} classes, but {task.tfds} has {number}.'
         )
-    parts = splits_of(target, prepared.sizes)
+    parts = find_splits(target, prepared.sizes)
     sizes = {name: end - first for name, (_, first, end) in parts.items()}
     split = 'train800+val200' if split == 'train800val200' else split
     ranges = [
@@ -46,24 +46,28 @@ class Vtab(tfds.Images):
     image, change = example['image'], self._task.image
     try:
       image = change(image) if change else image
-    except OSError as error:  # Pillow's, of an image
+    except OSError as error:  # Pillow could not read the image
       return {'error': f'broken image: {error}'}
     return {'image': image, 'label': self._task.label(example)}
 
 
-def splits_of(name: str, sizes: dict[str, int]) -> dict[str, tuple]:
-  """Returns a task's splits as parts of TFDS's: {split: (split of TFDS, first, end)}.
+def find_splits(name: str, sizes: dict[str, int]) -> dict[str, tuple]:
+  """Finds a task's splits within TFDS's: {split: (split of TFDS, first, end)}.
 
-  The first 800 examples of the first of `Task.parts`, the first 200 of the second, and all
-  of the third. `sizes` are those of the data set's splits.
+  They are the first 800 examples of the first of `Task.parts`, the first 200 of the second
+  part, and all of the third.
+
+  Args:
+    name: name of the task.
+    sizes: sizes of the data set's splits.
   """
   where, out = f'vtab:{name}', {}
   counts = (('train800', 800), ('val200', 200), ('test', None))
   for (split, count), part in zip(counts, TASKS[name].parts, strict=True):
-    ((of, first, end),) = splits.ranges(part, sizes, where)
+    ((source, first, end),) = splits.ranges(part, sizes, where)
     if count and end - first < count:
       raise UserError(
-        f'{where} takes {count} examples of {of}[{first}:{end}], which has {end - first}.'
+        f'{where} takes {count} examples of {source}[{first}:{end}], which has {end - first}.'
       )
-    out[split] = of, first, first + count if count else end
+    out[split] = source, first, first + count if count else end
   return out

@@ -1,7 +1,7 @@
 """The 19 tasks of VTAB-1k (Zhai et al. 2019, arXiv 1910.04867), as plain data.
 
-Derived labels follow the benchmark's own code (google-research/task_adaptation). Examples
-are dicts of all features, as TFDS reads them.
+Labels that are derived follow the benchmark's own code (google-research/task_adaptation).
+An example is a dict of all features, as TFDS reads it.
 """
 
 import io
@@ -12,29 +12,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Bounds of classes: class i is above bounds[i] and up to bounds[i + 1], inclusive.
+# Bounds of classes: class i lies above bounds[i], up to and including bounds[i + 1].
 CLEVR_BOUNDS = (0, 8, 8.5, 9, 9.5, 10, 100)
-KITTI_BOUNDS = (-100, 8, 20, 999)  # in metres; one more class is beyond the last
+# In metres. One more class lies beyond the last bound.
+KITTI_BOUNDS = (-100, 8, 20, 999)
 
-_VEHICLES = 3  # the first of KITTI's types of objects: cars, vans and trucks
+# KITTI's first three types of objects are vehicles: cars, vans and trucks.
+_VEHICLES = 3
+# Stands for the distance if there is no vehicle.
 _NO_VEHICLE = 1000.0
 
 
-def feature(name: str = 'label') -> Callable[[dict], int]:
-  """Returns the label that is a feature as it stands."""
+def read_feature(name: str = 'label') -> Callable[[dict], int]:
+  """Makes a function that returns a feature as the label."""
   return lambda example: int(example[name])
 
 
-def binned(name: str, values: int, bins: int) -> Callable[[dict], int]:
-  """Returns the label of a feature of `values` values in equal bins.
+def bin_feature(name: str, values: int, bins: int) -> Callable[[dict], int]:
+  """Makes a function that sorts a feature with `values` values into equal bins.
 
-  Where `bins` does not divide `values`, floor(value / (values / bins)).
+  The label is floor(value / (values / bins)), also if `bins` does not divide `values`.
   """
   return lambda example: int(example[name]) * bins // values
 
 
 def clevr_count(example: dict) -> int:
-  """Returns the number of objects, 3 to 10, as a class from 0 on."""
+  """Returns the number of objects, 3 to 10, as a class from 0 to 7."""
   return len(example['objects']['size']) - 3
 
 
@@ -45,7 +48,7 @@ def clevr_distance(example: dict) -> int:
 
 
 def kitti_distance(example: dict) -> int:
-  """Returns the class of the distance to the closest vehicle; the last: there is none."""
+  """Returns the class of the distance to the closest vehicle; the last means no vehicle."""
   objects = example['objects']
   depths = np.reshape(objects['location'], [-1, 3])[:, 2]
   depths = depths[np.reshape(objects['type'], [-1]) < _VEHICLES]
@@ -57,8 +60,8 @@ def _bin(value: float, bounds: Sequence[float]) -> int:
   return int(np.searchsorted(bounds, value, side='left')) - 1
 
 
-def white(data: bytes) -> bytes:
-  """Returns the PNG of a mask of zeros and ones with 255 for one."""
+def whiten(data: bytes) -> bytes:
+  """Turns the ones of a mask's PNG into 255; returns the new PNG."""
   from PIL import Image
 
   out = io.BytesIO()
@@ -68,21 +71,22 @@ def white(data: bytes) -> bytes:
 
 
 class Task(NamedTuple):
-  """A task: its data, and how an example of it becomes a class and an image."""
+  """A task: its data, and how an example becomes a class and an image."""
 
-  title: str  # As the ViT paper's Table 9 writes it.
+  title: str  # as in the ViT paper's Table 9
   group: str
   classes: int
-  tfds: str  # Name of the data set.
-  versions: tuple[str, str]  # From the first and below the second.
-  parts: tuple[str, str, str]  # Splits to train on, to choose by, to report.
-  flip: bool  # Whether an image mirrored left to right has the same label.
-  crop: bool  # Whether most of an image has the same label.
-  small: bool  # Whether images have fewer than 96 x 96 pixels.
-  label: Callable[[dict], int] = feature()
-  names: tuple[str, ...] = ()  # Of the classes, where TFDS has none.
-  image: Callable[[bytes], bytes] | None = None  # Changes an encoded image.
-  sizes: tuple[int, int] = (800, 1000)  # To choose by, and to train on in the end.
+  tfds: str  # name of the data set
+  versions: tuple[str, str]  # versions from the first on, below the second
+  parts: tuple[str, str, str]  # splits for training, for choosing, for reporting
+  flip: bool  # whether a mirrored image keeps its label
+  crop: bool  # whether a crop keeps the label
+  small: bool  # whether images have fewer than 96 x 96 pixels
+  label: Callable[[dict], int] = read_feature()
+  names: tuple[str, ...] = ()  # names of the classes, if TFDS has none
+  image: Callable[[bytes], bytes] | None = None  # changes an encoded image
+  # Training examples while hyperparameters are chosen, and in the final training.
+  sizes: tuple[int, int] = (800, 1000)
 
 
 _PARTS = {
@@ -96,34 +100,36 @@ _PARTS = {
   'norb': ('train', 'test[:50%]', 'test[50%:]'),
 }
 
-# In the order of Table 9. The flags follow the rule of BiT, whose preprocessing the paper
-# uses ("except where cropping or horizontal flipping destroys the label semantics", arXiv
-# 1912.11370 section 3.3), which names no tasks. Flips change digits, azimuths and
-# distances from the left; crops move objects with a position, and may cut off an object that
-# is counted or closest.
-# The benchmark took version 3 of Pets, which TFDS no longer makes; version 4 adds boxes of
-# heads and writes 12 broken images anew. Its code asks for KITTI 3.1, which VPT calls
-# wrong (task_adaptation's issue 18); 3.2 took a newer development kit for the splits.
-# Label, names of the classes, and change of the image of the tasks that derive them.
+# On the rows of vtab_tasks.json, which are in the order of Table 9:
+# - The flags follow BiT's rule, whose preprocessing the paper uses: "except where cropping or
+#   horizontal flipping destroys the label semantics" (arXiv 1912.11370, section 3.3). BiT
+#   names no tasks. A flip changes digits, azimuths and distances from the left. A crop moves
+#   objects whose position counts, and may cut off an object that is counted or closest.
+# - The benchmark used version 3 of Pets, which TFDS no longer makes. Version 4 adds boxes of
+#   heads and repairs 12 broken images.
+# - The benchmark's code asks for KITTI 3.1, which VPT calls wrong (task_adaptation, issue
+#   18). Version 3.2 made its splits with a newer development kit.
+
+# Tasks with derived labels -> label, names of the classes, and change of the image.
 _DERIVED = {
   'clevr_count': (clevr_count, tuple(f'{n} objects' for n in range(3, 11))),
   'clevr_dist': (
     clevr_distance,
     ('below 8', '8 to 8.5', '8.5 to 9', '9 to 9.5', '9.5 to 10', 'above 10'),
   ),
-  'dspr_loc': (binned('label_x_position', 32, 16), (), white),
-  'dspr_ori': (binned('label_orientation', 40, 16), (), white),
+  'dspr_loc': (bin_feature('label_x_position', 32, 16), (), whiten),
+  'dspr_ori': (bin_feature('label_orientation', 40, 16), (), whiten),
   'kitti_dist': (
     kitti_distance,
     ('below 8 m', '8 to 20 m', 'above 20 m', 'no vehicle'),
   ),
   # Meaning of the indices, by the page of the small NORB data set.
   'snorb_azim': (
-    feature('label_azimuth'),
+    read_feature('label_azimuth'),
     tuple(f'{angle} degrees' for angle in range(0, 360, 20)),
   ),
   'snorb_elev': (
-    feature('label_elevation'),
+    read_feature('label_elevation'),
     tuple(f'{angle} degrees' for angle in range(30, 75, 5)),
   ),
 }
