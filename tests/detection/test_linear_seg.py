@@ -32,14 +32,15 @@ def enlarged(x, size):
 
 @pytest.mark.parametrize('layers', [1, 2])
 def test_the_head_is_a_linear_layer_on_normalised_patches(layers):
-  model = tiny_models.build('linear_seg 0', layers=layers)
+  backbone = tiny_models.TINY['linear_seg 0']['backbone'] | {'depth': 3}
+  model = tiny_models.build('linear_seg 0', layers=layers, backbone=backbone)
   variables, images = tiny_models.random(model), tiny_models.images()
   logits, out = jax.jit(model.apply)(variables, images)
   (B, H, W, _), params = images.shape, variables['params']
   if layers == 1:
     x = out['encoded']
   else:
-    x = np.stack([out['block00'], out['block01']], 2).astype(np.float64)
+    x = np.stack([out['block01'], out['block02']], 2).astype(np.float64)
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
   x = np.reshape(x[:, 1:], (B, 4, 4, -1))  # the class token is in front
   stats, norm = variables['batch_stats']['norm'], params['norm']

@@ -1,8 +1,5 @@
 """The losses of two-stage detectors: the references', and closed forms."""
 
-import functools
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +13,11 @@ from vit_jax.detection.tasks import rcnn
 
 LOSSES = np.load(GOLDEN / 'twostage' / 'losses.npz')
 D2 = ORIGINS['detectron2']
+
+
+losses = jax.jit(
+  rcnn.losses, static_argnames=('origin', 'nominal', 'box_loss', 'proposal_loss')
+)
 
 
 def close(ours, expected, message=''):
@@ -53,10 +55,9 @@ def head(rows=slice(None), images=1):
   return {'rpn': rpn, 'stages': [stage]}, {'weight': jnp.full(images, 1 / images)}
 
 
-@pytest.mark.parametrize(('kind', 'name'), [('l1', 'smooth_l1'), ('giou', 'giou')])
-def test_losses_of_a_box_head_are_the_references(kind, name):
-  ours = rcnn.losses(*head(), origin=D2, nominal=4, box_loss=kind)
-  close(ours['loss_box'], LOSSES[f'head_loss_{name}'])
+def test_losses_of_a_box_head_are_the_references():
+  ours = losses(*head(), origin=D2, nominal=4)
+  close(ours['loss_box'], LOSSES['head_loss_smooth_l1'])
   close(ours['loss_class'], LOSSES['head_loss_cls'])
   # One positive and two negatives, of four to sample; each side is off by 2 of 8.
   close(ours['loss_object'], 3 * np.log(2) / 4)
@@ -67,13 +68,13 @@ def test_losses_of_a_box_head_are_the_references(kind, name):
 
 
 def test_weights_and_denominators():
-  options = dict(nominal=4, box_weight=3, proposal_weight=2, proposal_loss='giou')
-  ours = rcnn.losses(*head(), origin=D2, **options)
-  close(ours['loss_box'], 3 * LOSSES['head_loss_smooth_l1'])
+  options = dict(box_weight=3, proposal_weight=2, box_loss='giou', proposal_loss='giou')
+  ours = losses(*head(), origin=D2, nominal=4, **options)
+  close(ours['loss_box'], 3 * LOSSES['head_loss_giou'])
   # Intersection over union 36 / 92; the box around both is 10 x 10.
   close(ours['loss_proposal'], 2 * (1 - 36 / 92 + 8 / 100) / 4)
   # mmdetection divides by the three that were sampled; smooth L1 of two offsets of 1/4.
-  ours = rcnn.losses(*head(), origin=ORIGINS['mmdetection'], nominal=4)
+  ours = losses(*head(), origin=ORIGINS['mmdetection'], nominal=4)
   close(ours['loss_object'], np.log(2))
   close(ours['loss_proposal'], 2 * (1 / 4 - 1 / 18) / 3)
 
@@ -94,7 +95,12 @@ def batch(images=4, number=3):
   return {k: np.asarray(x, np.float32) for k, x in parts.items()} | label
 
 
-MODEL = types.SimpleNamespace(masks=True, origin='detectron2', anchor_sample=4)
+RESNET = dict(name='resnet', depths=(1, 1), widths=(16, 32), stem_width=8)
+SMALL = models.MODELS['rcnn'].tiny[0] | dict(
+  backbone=dict(name='fpn', channels=8, backbone=RESNET | dict(frozen_norm=True)),
+  box_sample=4,
+)
+MODEL = models.build('rcnn', **SMALL)
 
 
 def test_targets_are_in_pixels_and_keys_do_not_depend_on_micro_batches():
@@ -122,7 +128,7 @@ def test_batches_without_objects(missing):
     rcnn.RCNN(MODEL, spec)
   if missing == 'masks':  # Faster R-CNN does without
     del spec['extents']
-    rcnn.RCNN(types.SimpleNamespace(**vars(MODEL) | {'masks': False}), spec)
+    rcnn.RCNN(MODEL.clone(masks=False), spec)
 
 
 def test_masks_are_cut_out_of_boxes():
@@ -139,11 +145,11 @@ def test_masks_are_cut_out_of_boxes():
     'weight': jnp.ones(1),
   }
   half = np.tile([0, 0, 1, 1], (4, 1))
-  ours = rcnn.mask_targets(targets, rows, D2)
+  ours = jax.jit(rcnn.mask_targets, static_argnums=2)(targets, rows, D2)
   np.testing.assert_array_equal(ours[0], [half, np.ones((4, 4))])
   outputs, weights = head()
   outputs['masks'] = [rows | {'logits': jnp.tile(3.0 * half - 1, (1, 2, 1, 1))}]
-  ours = rcnn.losses(outputs, targets | weights, origin=D2, nominal=4)
+  ours = losses(outputs, targets | weights, origin=D2, nominal=4)
   each = np.log1p(np.exp([-1, -2, 1, -2]))  # outside, inside: of the two boxes
   close(ours['loss_mask'], each.mean())
 
@@ -167,38 +173,19 @@ def test_losses_of_micro_batches_add_up():
   targets['weight'] = np.array([1, 1, 1, 0]) / 3
   outputs = {'rpn': rpn, 'stages': [stage], 'masks': [drawn]}
 
-  @jax.jit
-  def losses(i):
-    part = jax.tree.map(lambda x: jnp.asarray(x)[i], (outputs, targets))
-    return rcnn.losses(*part, origin=D2, nominal=4)
+  def of_images(*images, **changed):
+    part = jax.tree.map(lambda x: x[[*images]], (outputs, targets | changed))
+    return losses(*part, origin=D2, nominal=4)
 
-  whole = losses(np.arange(4))
-  a, b = losses(np.array([0, 2])), losses(np.array([1, 3]))
+  whole, a, b = of_images(0, 1, 2, 3), of_images(0, 2), of_images(1, 3)
   for name in whole.keys() - {'loss', 'loss_mask'}:
     # Sums in another order.
     np.testing.assert_allclose(a[name] + b[name], whole[name], rtol=1e-5, err_msg=name)
-  each = losses(np.array([0, 2]))['loss_mask'], losses(np.array([1]))['loss_mask']
-  np.testing.assert_allclose(each[1], b['loss_mask'], rtol=1e-5)
-  assert abs(sum(each) - whole['loss_mask']) < 0.1 * whole['loss_mask']
-
-
-# -- with a model -------------------------------------------------------------------------
-
-RESNET = dict(name='resnet', depths=(1, 1), widths=(16, 32), stem_width=8)
-SMALL = models.MODELS['rcnn'].tiny[0] | dict(
-  backbone=dict(name='fpn', channels=8, backbone=RESNET | dict(frozen_norm=True)),
-  box_sample=4,
-)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def measure(task, variables, batch):
-  batch = task.prepare(batch, jax.random.key(1))
-  loss = lambda params: task.loss(
-    variables | {'params': params}, batch, jax.random.key(2)
-  )
-  (_, (metrics, _)), grads = jax.value_and_grad(loss, has_aux=True)(variables['params'])
-  return metrics, grads
+  # What image 3 holds does not matter, as it has no weight.
+  other = of_images(1, 0, weight=targets['weight'] * [0, 1, 1, 1])
+  np.testing.assert_array_equal(other['loss_mask'], b['loss_mask'])
+  total = a['loss_mask'] + b['loss_mask']
+  assert abs(total - whole['loss_mask']) < 0.1 * whole['loss_mask']
 
 
 def test_the_loss_is_that_of_the_whole_batch():
@@ -211,25 +198,42 @@ def test_the_loss_is_that_of_the_whole_batch():
   whole['image_mask'][:4, :, 24:] = 0
   whole['image_mask'][-1] = whole['image'][-1] = 0
   whole['masks'] = rng.integers(0, 2, (B, N, 112, 112)).astype(np.uint8) * 255
-  task = rcnn.RCNN(models.build('rcnn', **SMALL), whole)
-  variables = jax.jit(lambda key: task.init(key, whole))(jax.random.key(0))
-  metrics, grads = measure(task, variables, whole)
+  task = rcnn.RCNN(MODEL, whole)
+  shapes = jax.eval_shape(lambda key: task.init(key, whole), jax.random.key(0))
+  variables = jax.tree.map(
+    lambda x: (1 + 0.2 * rng.normal(size=x.shape)).astype(x.dtype), shapes
+  )
 
+  @jax.jit
+  def measure(variables, batch):
+    batch = task.prepare(batch, jax.random.key(1))
+    return task.loss(variables, batch, jax.random.key(2))[1][0]
+
+  metrics = measure(variables, whole)
   mesh = sharding.make_mesh(4, 2)
   with jax.set_mesh(mesh):
-    split = measure(task, variables, sharding.global_batch(whole, mesh))
-  # Sums in another order.
-  for a, b in zip(
-    jax.tree.leaves(split), jax.tree.leaves((metrics, grads)), strict=True
-  ):
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
+    split = measure(variables, sharding.global_batch(whole, mesh))
   # The last image does not count: keys of the others stay, as it is the last.
   other = whole | {'boxes': whole['boxes'].copy(), 'label': whole['label'].copy()}
   other['boxes'][-1], other['label'][-1] = whole['boxes'][0], 4
-  for a, b in zip(
-    jax.tree.leaves(measure(task, variables, other)),
-    jax.tree.leaves((metrics, grads)),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(a, b)
+  same = measure(variables, other)
+  for name, number in metrics.items():
+    # Sums in another order.
+    np.testing.assert_allclose(split[name], number, rtol=1e-4, err_msg=name)
+    np.testing.assert_array_equal(same[name], number, err_msg=name)
+
+
+def test_every_stage_draws_a_sample_of_its_own(monkeypatch):
+  draws, fold_in = [], jax.random.fold_in
+  spy = lambda key, number: draws.append(number) or fold_in(key, number)
+  monkeypatch.setattr(jax.random, 'fold_in', spy)
+  fields = dict(origin='mmdetection', overlaps=(0.5, 0.6, 0.7), masks=False)
+  model = models.build('rcnn', **SMALL | fields)
+  whole = batch()
+  task = rcnn.RCNN(model, whole)
+  target = task.prepare(whole, jax.random.key(0))['target']
+  draws.clear()
+  train = lambda images, target: model.init(jax.random.key(0), images, None, target)
+  jax.eval_shape(train, np.zeros((4, 32, 32, 3), np.float32), target)
+  drawn = [number for number in draws if isinstance(number, int)]
+  assert sorted(drawn) == [0, 1, 2, 3], 'of anchors, then of each stage'

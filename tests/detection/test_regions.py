@@ -11,6 +11,16 @@ from tests.support import GOLDEN
 from vit_jax.detection.boxes import iou
 from vit_jax.detection.regions import anchors, assign, coding, suppression
 
+# Compiled once for all tests; run operation by operation they take several times as long.
+encode = jax.jit(coding.encode)
+decode = jax.jit(coding.decode, static_argnames='clamp_both')
+match = jax.jit(assign.match, static_argnames='low_quality')
+sample = jax.jit(assign.sample, static_argnums=(2, 3))
+keep = jax.jit(suppression.keep)
+detections = jax.jit(
+  suppression.detections, static_argnames=('most', 'candidates', 'soft')
+)
+
 
 @functools.cache
 def load(name):
@@ -37,16 +47,15 @@ def test_anchors(i):
 def test_box_coding(i):
   g = load('box_coding')
   weights, src = g['weights'][i], g['src']
-  np.testing.assert_allclose(
-    coding.encode(src, g['dst'], weights), g[f'encoded_{i}'], rtol=1e-5, atol=1e-5
-  )
+  encoded = encode(src, g['dst'], weights)
+  np.testing.assert_allclose(encoded, g[f'encoded_{i}'], rtol=1e-5, atol=1e-5)
 
   def same(ours, theirs):  # relative to a box's size, as rounding is
     side = np.abs(theirs).max(-1, keepdims=True) + 1
     np.testing.assert_allclose(ours / side, theirs / side, atol=1e-5)
 
-  same(coding.decode(g['deltas_in'], src, weights), g[f'decoded_{i}'])
-  classes = coding.decode(g['deltas_classes'].reshape(20, 3, 4), src[:, None], weights)
+  same(decode(g['deltas_in'], src, weights), g[f'decoded_{i}'])
+  classes = decode(g['deltas_classes'].reshape(20, 3, 4), src[:, None], weights)
   same(classes, g[f'decoded_classes_{i}'].reshape(20, 3, 4))
 
 
@@ -59,15 +68,13 @@ def test_clip_and_both_sides():
   # mmdetection bounds shrinking, too: a side times 16 / 1000.
   box, shrink = np.float32([0, 0, 100, 100]), np.float32([0, 0, -9, -9])
   ones = (1.0,) * 4
-  assert coding.sides(coding.decode(shrink, box, ones, True)) == pytest.approx(
-    1.6, 1e-5
-  )
-  assert (coding.sides(coding.decode(shrink, box, ones)) < 0.1).all()
+  assert coding.sides(decode(shrink, box, ones, True)) == pytest.approx(1.6, 1e-5)
+  assert (coding.sides(decode(shrink, box, ones)) < 0.1).all()
 
 
 def test_gradients_of_padding_are_finite():
-  f = lambda x: coding.encode(jnp.zeros(4), x, (1.0,) * 4).sum()
-  assert np.isfinite(jax.grad(f)(jnp.zeros(4))).all()
+  total = lambda x: coding.encode(jnp.zeros(4), x, (1.0,) * 4).sum()
+  assert np.isfinite(jax.jit(jax.grad(total))(np.zeros(4, np.float32))).all()
 
 
 RULES = (0.3, 0.7, 'tied'), (0.3, 0.7, None), (0.5, 0.5, None), (0.6, 0.6, None)
@@ -77,32 +84,30 @@ RULES += (0.7, 0.7, None), (0.5, 0.5, 'tied')
 @pytest.mark.parametrize('i', range(6))
 def test_match(i):
   g = load('matching')
-  padded = jnp.concatenate([g['iou'], np.ones((2, 450), np.float32)])
-  valid = jnp.arange(9) < 7
-  index, label = assign.match(padded, valid, *RULES[i])
+  padded = np.concatenate([g['iou'], np.ones((2, 450), np.float32)])
+  index, label = match(padded, np.arange(9) < 7, *RULES[i])
   np.testing.assert_array_equal(index, g[f'matches_{i}'])
   np.testing.assert_array_equal(label, g[f'labels_{i}'])
-  np.testing.assert_allclose(
-    iou(g['targets'][:, None], g['anchors'][None]), g['iou'], atol=1e-6
-  )
 
 
-@pytest.mark.parametrize(('i', 'rule'), [(0, 0), (1, 1), (2, 2)])
-def test_match_of_ties(i, rule):
+def test_overlaps_and_matches_of_ties():
   g = load('matching')
-  index, label = assign.match(jnp.array(g['tie_iou']), jnp.ones(3, bool), *RULES[rule])
-  np.testing.assert_array_equal(index, g[f'tie_matches_{i}'])
-  np.testing.assert_array_equal(label, g[f'tie_labels_{i}'])
+  overlap = jax.jit(iou)(g['targets'][:, None], g['anchors'][None])
+  np.testing.assert_allclose(overlap, g['iou'], atol=1e-6)
+  for i in range(3):
+    index, label = match(g['tie_iou'], np.ones(3, bool), *RULES[i])
+    np.testing.assert_array_equal(index, g[f'tie_matches_{i}'])
+    np.testing.assert_array_equal(label, g[f'tie_labels_{i}'])
 
 
 def test_match_without_targets_and_reassigned():
   g = load('matching')
-  _, label = assign.match(jnp.array(g['iou']), jnp.zeros(7, bool), 0.3, 0.7, 'tied')
+  _, label = match(g['iou'], np.zeros(7, bool), *RULES[0])
   np.testing.assert_array_equal(label, g['labels_empty'])
   # Box 0 overlaps most with target 0, but is the best of target 1; target 2 has no box.
-  overlap = jnp.array([[0.8, 0.1], [0.6, 0.0], [0.2, 0.0], [0.9, 0.9]])
-  valid = jnp.array([True, True, True, False])
-  index, label = assign.match(overlap, valid, 0.3, 0.7, 'reassigned')
+  overlap = np.array([[0.8, 0.1], [0.6, 0.0], [0.2, 0.0], [0.9, 0.9]], np.float32)
+  valid = np.array([True, True, True, False])
+  index, label = match(overlap, valid, 0.3, 0.7, 'reassigned')
   assert (index.tolist(), label.tolist()) == ([1, 0], [1, 0])
 
 
@@ -132,11 +137,15 @@ def test_match_in_one_program_with_overlaps(rule):
     np.testing.assert_array_equal(ours, expected)
 
 
-def test_sample_of_nothing():
-  priority, label = jnp.linspace(0, 1, 9), jnp.full(9, -1)
-  drawn = assign.sample(priority, label, 12, 0.5)
+def test_samples_that_are_not_full_and_shares_that_are_not_whole():
+  priority = np.linspace(0, 1, 9, dtype=np.float32)
+  drawn = sample(priority, np.full(9, -1), 12, 0.5)
   assert not drawn.valid.any()
   assert (assign.labels_of_sample(drawn, 9) == -1).all()
+  # Of five boxes 2.5 may be positive: two are.
+  drawn = sample(priority, np.array([1, 0] * 4 + [1]), 5, 0.5)
+  assert drawn.index.tolist() == [0, 2, 1, 3, 5]
+  assert drawn.positive.tolist() == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize('i', range(4))
@@ -145,13 +154,7 @@ def test_sample(i):
   number, share, background = g[f'sample_args_{i}']
   theirs = g[f'sample_labels_{i}']
   label = np.where(theirs == -1, -1, theirs != background)
-  args = (
-    jnp.array(g[f'sample_priority_{i}']),
-    jnp.array(label),
-    int(number),
-    float(share),
-  )
-  drawn = assign.sample(*args)
+  drawn = sample(g[f'sample_priority_{i}'], label, int(number), float(share))
   index = np.array(drawn.index)
   positive = np.array(drawn.positive & drawn.valid)
   negative = np.array(~drawn.positive & drawn.valid)
@@ -162,39 +165,41 @@ def test_sample(i):
   np.testing.assert_array_equal(assign.labels_of_sample(drawn, 450), labels)
 
 
-@pytest.mark.parametrize('threshold', [0.5, 0.7])
-@pytest.mark.parametrize('batched', [False, True])
-def test_suppression(threshold, batched):
-  g = load('nms')
-  classes = jnp.array(g['classes']) if batched else None
-  boxes = jnp.pad(g['boxes'], ((0, 7), (0, 0)), constant_values=9.0)
-  scores = jnp.pad(g['scores'], (0, 7), constant_values=2.0)
-  classes = jnp.pad(classes, (0, 7)) if batched else None
-  valid = jnp.arange(405) < 398
-  kept = np.flatnonzero(suppression.keep(boxes, scores, threshold, valid, classes))
-  kept = kept[np.argsort(-g['scores'][kept], kind='stable')]
-  name = f'{"batched_" if batched else ""}keep_{int(10 * threshold)}'
-  np.testing.assert_array_equal(kept, g[name])
-
-
-@pytest.mark.parametrize('tenths', [3, 5])
-def test_suppression_of_ties(tenths):
-  g = load('nms')
-  boxes, scores = g['tie_boxes'], g['tie_scores']
-  kept = suppression.keep(boxes, scores, tenths / 10, jnp.ones(13, bool))
+def by_score(kept, scores):
+  """Returns the places of boxes that are kept, the best first."""
   kept = np.flatnonzero(kept)
-  kept = kept[np.argsort(-scores[kept], kind='stable')]
-  np.testing.assert_array_equal(kept, g[f'tie_keep_{tenths}'])
+  return kept[np.argsort(-scores[kept], kind='stable')]
 
 
-def test_suppression_of_a_chain_and_of_nothing():
+@pytest.mark.parametrize('threshold', [0.5, 0.7])
+def test_suppression(threshold):
+  g = load('nms')
+  boxes = np.pad(g['boxes'], ((0, 7), (0, 0)), constant_values=9)
+  scores = np.pad(g['scores'], (0, 7), constant_values=2)
+  classes, valid = np.pad(g['classes'], (0, 7)), np.arange(405) < 398
+  for name, more in (('keep', ()), ('batched_keep', (classes,))):
+    kept = keep(boxes, scores, threshold, valid, *more)
+    expected = g[f'{name}_{int(10 * threshold)}']
+    np.testing.assert_array_equal(by_score(kept, scores), expected)
+
+
+def test_suppression_of_ties_of_a_chain_and_of_nothing():
+  g = load('nms')
+  for tenths in (3, 5):
+    kept = keep(g['tie_boxes'], g['tie_scores'], tenths / 10, np.ones(13, bool))
+    expected = g[f'tie_keep_{tenths}']
+    np.testing.assert_array_equal(by_score(kept, g['tie_scores']), expected)
+  # An overlap of 1/2 does not exceed 1/2.
+  boxes = np.float32([[0, 0, 4, 8], [0, 0, 8, 8]])
+  assert keep(boxes, np.float32([2, 1]), 0.5, np.ones(2, bool)).all()
   # Each box overlaps with the next alone: greedily every second one stays.
   x = np.arange(40, dtype=np.float32)
   boxes = np.stack([x, 0 * x, x + 2, 0 * x + 1], 1)
-  kept = suppression.keep(boxes, -x, 0.3, jnp.ones(40, bool))
+  kept = keep(boxes, -x, 0.3, np.ones(40, bool))
   assert kept.tolist() == [True, False] * 20
-  assert suppression.keep(boxes[:0], -x[:0], 0.3, jnp.ones(0, bool)).shape == (0,)
-  assert not suppression.keep(boxes, -x, 0.3, jnp.zeros(40, bool)).any()
+  assert not keep(boxes, -x, 0.3, np.zeros(40, bool)).any()
+  none = suppression.keep(jnp.zeros((0, 4)), jnp.zeros(0), 0.3, jnp.ones(0, bool))
+  assert none.shape == (0,)
 
 
 def greedy(boxes, scores, threshold, classes):
@@ -220,46 +225,37 @@ def crowds(n, cases=40):
   return boxes, scores, rng.integers(0, 3, (cases, n))
 
 
-@pytest.mark.parametrize('padding', [0, 9])
-@pytest.mark.parametrize('threshold', [0.3, 0.5, 0.7])
-def test_suppression_is_the_loop_whatever_the_padding(threshold, padding):
+def test_suppression_is_the_loop_whatever_the_padding():
   boxes, scores, classes = crowds(30)
-  order = np.random.default_rng(1).permutation(30 + padding)
-  real = order < 30
-  place = np.flatnonzero(real)  # rows of padding are anywhere among the others
+  real = np.random.default_rng(1).permutation(39) < 30  # anywhere among padding
 
   def padded(x, value):
-    out = np.full((len(x), 30 + padding, *x.shape[2:]), value, x.dtype)
-    out[:, place] = x
-    return jnp.array(out)
+    out = np.full((len(x), 39, *x.shape[2:]), value, x.dtype)
+    out[:, real] = x
+    return out
 
-  # Padding covers everything, scores best, and in other rows is not a number.
-  for corner, score in ((0.0, 2.0), (np.nan, np.nan)):
-    args = [padded(boxes, corner), padded(scores, score), padded(classes, 0)]
-    args[0] = args[0].at[:, ~real, 2:].add(30)
-    call = lambda b, s, c: suppression.keep(b, s, threshold, jnp.array(real), c)
-    kept = np.array(jax.jit(jax.vmap(call))(*args))
-    assert not kept[:, ~real].any()
-    for ours, *case in zip(kept[:, place], boxes, scores, classes, strict=True):
-      np.testing.assert_array_equal(ours, greedy(*case[:2], threshold, case[2]))
+  run = jax.jit(jax.vmap(suppression.keep, (0, 0, None, None, 0)))
+  for threshold in (0.3, 0.5, 0.7):
+    # Padding covers everything, scores best, and in other rows is not a number.
+    for corner, score in ((0.0, 2.0), (np.nan, np.nan)):
+      args = [padded(boxes, corner), padded(scores, score)]
+      args[0][:, ~real, 2:] += 30
+      kept = np.array(run(*args, threshold, real, padded(classes, 0)))
+      assert not kept[:, ~real].any()
+      for ours, *case in zip(kept[:, real], boxes, scores, classes, strict=True):
+        np.testing.assert_array_equal(ours, greedy(*case[:2], threshold, case[2]))
 
 
 @pytest.mark.parametrize('soft', [False, True])
 def test_detections_of_padding_and_of_nothing(soft):
   boxes, scores, _ = (x[0] for x in crowds(20))
   likely = np.stack([scores, scores[::-1], scores / 2], 1)
-  function = functools.partial(
-    suppression.detections,
-    size=np.array([20, 20]),
-    least=0.05,
-    threshold=0.5,
-    most=15,
-    soft=soft,
-  )
-  expected = function(jnp.array(boxes), jnp.array(likely), jnp.ones(20, bool))
+  options = dict(size=np.array([20, 20]), least=0.05, threshold=0.5, most=15, soft=soft)
+  function = functools.partial(detections, **options)
+  expected = function(boxes, likely, np.ones(20, bool))
   assert expected['valid'].all()
-  pad = lambda x: jnp.pad(x, ((0, 6), (0, 0)), constant_values=np.nan)
-  valid = jnp.arange(26) < jnp.array([20, 0])[:, None]
+  pad = lambda x: np.pad(x, ((0, 6), (0, 0)), constant_values=np.nan)
+  valid = np.arange(26) < np.array([20, 0])[:, None]
   found = jax.vmap(lambda valid: function(pad(boxes), pad(likely), valid))(valid)
   for key, x in expected.items():
     np.testing.assert_array_equal(found[key][0], x, err_msg=key)
@@ -271,29 +267,29 @@ def test_detections_of_padding_and_of_nothing(soft):
 def test_no_proposals_of_an_image_without_a_size():
   anchor = anchors.anchors((2, 2), (8, 8), anchors.cell((16,), (0.5, 1, 2)))
   levels = [jnp.ones(12)], [jnp.zeros((12, 4))], [anchor]
-  args = dict(before=5, after=4)
-  found = suppression.proposals(*levels, jnp.zeros(2), **args)
+  find = jax.jit(
+    lambda size, least: suppression.proposals(
+      *levels, size, before=5, after=4, least=least
+    )
+  )
+  found = find(np.zeros(2), 0.0)
   assert not found['valid'].any()
   assert not found['boxes'].any()
   # mmdetection keeps boxes without an area, which suppress none.
-  found = suppression.proposals(*levels, jnp.zeros(2), **args, least=-1.0)
-  assert found['valid'].all()
+  assert find(np.zeros(2), -1.0)['valid'].all()
+  # Sides of 8 pixels: proposals are longer than the shortest side that is allowed.
+  assert find(np.full(2, 8), 7.9)['valid'].any()
+  assert not find(np.full(2, 8), 8.0)['valid'].any()
 
 
 def test_soft_suppression_of_copies_and_of_what_was_left_out():
   # The second box is a copy that scores too little to be a detection.
-  boxes = jnp.float32([[0, 0, 8, 8], [0, 0, 8, 8], [2, 0, 8, 8], [9, 9, 12, 12]])
-  likely = jnp.float32([[0.9], [0.01], [0.8], [0.3]])
-  call = lambda most, candidates: suppression.detections(
-    boxes,
-    likely,
-    jnp.ones(4, bool),
-    np.array([20, 20]),
-    least=0.05,
-    threshold=0.75,  # the overlap of the first box and the third: it decays
-    most=most,
-    candidates=candidates,
-    soft=True,
+  boxes = np.float32([[0, 0, 8, 8], [0, 0, 8, 8], [2, 0, 8, 8], [9, 9, 12, 12]])
+  likely = np.float32([[0.9], [0.01], [0.8], [0.3]])
+  # The first box and the third overlap by the threshold: it decays.
+  options = dict(size=np.array([20, 20]), least=0.05, threshold=0.75, soft=True)
+  call = lambda most, candidates: detections(
+    *(boxes, likely, np.ones(4, bool)), **options, most=most, candidates=candidates
   )
   found = call(3, 4)
   assert found['rows'].tolist() == [0, 3, 2]
@@ -304,18 +300,21 @@ def test_soft_suppression_of_copies_and_of_what_was_left_out():
   assert call(1, 2)['complete']
 
 
+def test_detections_score_more_than_the_least():
+  boxes = np.float32([[0, 0, 8, 8], [9, 9, 12, 12]])
+  args = boxes, np.float32([[0.5], [0.25]]), np.ones(2, bool), np.array([20, 20])
+  found = detections(*args, least=0.25, threshold=0.5, most=2)
+  assert found['valid'].tolist() == [True, False]
+
+
 @pytest.mark.parametrize('i', range(4))
 def test_detections(i):
   g = load('nms')
   least, threshold, most, rows = g[f'det_args_{i}'].tolist()
   boxes = g['det_in_boxes'][:, :4] if rows == 1 else g['det_in_boxes']
-  function = functools.partial(
-    suppression.detections, least=least, threshold=threshold, most=int(most)
-  )
-  probabilities = g['det_in_probs'][:, :-1]
-  probabilities, boxes = jnp.array(probabilities), jnp.array(boxes)
-  valid = jnp.ones(60, bool)
-  found = function(boxes, probabilities, valid, g['det_image_size'])
+  options = dict(least=least, threshold=threshold, most=int(most))
+  args = boxes, g['det_in_probs'][:, :-1], np.ones(60, bool), g['det_image_size']
+  found = detections(*args, **options)
   n = len(g[f'det_scores_{i}'])
   assert found['complete']
   assert found['valid'].sum() == n
@@ -323,7 +322,7 @@ def test_detections(i):
     theirs = g[f'det_{"classes" if key == "labels" else key}_{i}']
     # The same numbers are compared; pixels pass through a clip alone.
     np.testing.assert_allclose(found[key][:n], theirs, atol=1e-5)
-  few = function(boxes, probabilities, valid, g['det_image_size'], candidates=40)
+  few = detections(*args, **options, candidates=40)
   # Too few candidates may lose detections; 'complete' says when none is lost.
   same = np.array_equal(few['scores'][few['valid']], found['scores'][found['valid']])
   assert same or not few['complete']
@@ -334,16 +333,9 @@ def test_soft_suppression():
   g = load('nms')
   boxes = g['det_in_boxes'][:, :4]
   scores = g['det_in_probs'][:, :-1].copy()
-  found = suppression.detections(
-    jnp.array(boxes),
-    jnp.array(scores),
-    jnp.ones(60, bool),
-    g['det_image_size'],
-    least=0.05,
-    threshold=0.5,
-    most=50,
-    soft=True,
-  )
+  options = dict(least=0.05, threshold=0.5, most=50, soft=True)
+  args = boxes, scores, np.ones(60, bool), g['det_image_size']
+  found = detections(*args, **options)
   h, w = g['det_image_size']
   boxes = boxes.clip(0, [w, h, w, h])
   overlap = np.array(iou(boxes[:, None], boxes[None]))
@@ -378,10 +370,10 @@ def test_proposals():
     threshold=threshold,
     least=least,
   )
-  logits = [jnp.array(g[f'logits_{i}']) for i in range(5)]
-  deltas = [jnp.array(g[f'deltas64_{i}'] / np.float32(64)) for i in range(5)]
+  logits = [g[f'logits_{i}'] for i in range(5)]
+  deltas = [g[f'deltas64_{i}'] / np.float32(64) for i in range(5)]
   call = lambda logit, delta, size: function(logit, delta, size=size)
-  found = jax.jit(jax.vmap(call))(logits, deltas, jnp.array(g['sizes']))
+  found = jax.jit(jax.vmap(call))(logits, deltas, g['sizes'])
   assert found['valid'].sum(1).tolist() == g['num'].tolist()
   np.testing.assert_array_equal(found['logits'], g['proposal_logits'])
   np.testing.assert_allclose(found['boxes'], g['proposal_boxes'], atol=1e-3)

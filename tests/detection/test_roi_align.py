@@ -66,12 +66,13 @@ LEVELS = {
 
 @pytest.mark.parametrize('origin', LEVELS)
 def test_levels_near_powers_of_two(origin):
+  level = jax.jit(level_of, static_argnums=(1, 2, 3, 4))
   near = 1 + np.array([-1e-3, -3e-6, -4e-7, 0, 3e-7, 1e-3])
   sides = np.outer([1, 56, 112, 224, 448, 1e4], near).ravel()
   boxes = np.stack([0 * sides, 0 * sides, sides, sides], -1).astype(np.float32)
   expected = np.clip(np.floor(LEVELS[origin](sides)), 0, 3)
   canonical = (56, 2) if origin == 'mmdetection' else (224, 4)
-  levels = level_of(boxes, 2, 5, canonical, origin)
+  levels = level(boxes, 2, 5, canonical, origin)
   np.testing.assert_array_equal(levels, expected)
   assert level_of(np.zeros(4), 2, 5, canonical, origin) == 0
 
@@ -81,9 +82,10 @@ def test_gradients_of_many_boxes_add_up_in_float32():
   x = jnp.zeros((1, 8, 8, 1), jnp.bfloat16)
   boxes = jnp.tile(jnp.array([2.5, 2.5, 3.5, 3.5]), (1, 1000, 1))
   total = lambda x: roi_align([x], boxes, [1], 1, 2).astype(jnp.float32).sum()
-  gradient = jax.grad(total)(x)
+  gradient = jax.jit(jax.grad(total))(x)
   close(gradient[0, 1:5, 1:5, 0].astype(jnp.float32).sum(), 1000, 0)
-  assert jax.grad(lambda b: roi_align([x + 1], b, [1], 2).sum())(boxes).max() == 0
+  of_boxes = jax.jit(jax.grad(lambda b: roi_align([x + 1], b, [1], 2).sum()))
+  assert of_boxes(boxes).max() == 0
 
 
 # -- The kernel for TPUs ------------------------------------------------------------------
@@ -99,11 +101,8 @@ def boxes_of_all_kinds(rng, number, width, height):
 
 
 @pytest.mark.usefixtures('interpreted')
-@pytest.mark.parametrize(
-  ('size', 'samples', 'aligned'), [(7, 0, True), (7, 2, False), (14, 0, True)]
-)
-def test_the_kernel_and_its_derivative(monkeypatch, size, samples, aligned):
-  monkeypatch.setattr(tpu_roi_align, '_SUMS', 2**19)  # three groups, or twelve
+@pytest.mark.parametrize(('size', 'samples', 'aligned'), [(7, 2, False), (14, 0, True)])
+def test_the_kernel_and_its_derivative(size, samples, aligned):
   rng = np.random.default_rng(0)
   # Maps whose sides are no multiples of a window's, and one that is narrower.
   maps = [rng.normal(size=(2, h, w, 128)) for h, w in ((17, 70), (9, 35))]
@@ -119,7 +118,7 @@ def test_the_kernel_and_its_derivative(monkeypatch, size, samples, aligned):
     return out, *vjp(gradient)[0]
 
   gradient = jnp.asarray(rng.normal(size=(2, 12, size, size, 128)), jnp.bfloat16)
-  pooling = tpu_roi_align.Pooling(**options)
+  pooling = tpu_roi_align.Pooling(**options, sums=2**19)  # three groups, or twelve
   kernel = lambda maps: tpu_roi_align.roi_align(maps, boxes, levels, pooling)
   exact = lambda maps: roi_align(maps, boxes, **options, levels=levels)
   wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
@@ -153,6 +152,9 @@ def test_when_the_kernel_pools():
 # -- Masks --------------------------------------------------------------------------------
 
 
+mask_targets = jax.jit(masks.targets, static_argnums=4)
+
+
 def bits(name, shape):
   packed = golden('masks')[name]
   flat = np.unpackbits(packed, axis=-1)[:, : np.prod(shape)]
@@ -165,7 +167,7 @@ def test_targets(size):
   height, width = z['crop_size']
   whole = bits('crop_masks_bits', (height, width))
   extents = np.tile(np.float32([0, 0, width, height]), (len(whole), 1))
-  soft = masks.targets(whole, extents, z['crop_boxes'], np.arange(len(whole)), size)
+  soft = mask_targets(whole, extents, z['crop_boxes'], np.arange(len(whole)), size)
   close(soft, z[f'crop_soft_{size}'], 1e-5)
   np.testing.assert_array_equal(soft >= 0.5, z[f'crop_targets_{size}'])
 
@@ -175,13 +177,14 @@ def test_targets_of_masks_that_cover_an_extent():
   mask = rng.integers(0, 2, (1, 12, 10)).astype(np.uint8) * 255
   image = np.pad(mask, ((0, 0), (5, 7), (6, 8)))
   boxes = np.float32([[7.3, 6.2, 14.9, 15.1], [8, 9, 12, 16]])
-  run = lambda mask, extent, boxes: masks.targets(
+  run = lambda mask, extent, boxes: mask_targets(
     mask, np.float32([extent]), boxes, np.zeros(2, int), 4
   )
   expected = run(image == 255, [0, 0, 24, 24], boxes)
   close(run(mask, [6, 5, 16, 17], boxes), expected, 1e-6)
   # The same mask as one object of twice the size.
   close(run(mask, [12, 10, 32, 34], 2 * boxes), expected, 1e-6)
+  assert np.isfinite(run(mask, [6, 5, 6, 5], boxes)).all()  # padding has no length
 
 
 def test_paste():
@@ -196,3 +199,6 @@ def test_paste_of_boxes_without_pixels():
   boxes = np.float32([[5, 5, 5, 9], [-9, 0, -1, 9], [30, 0, 40, 9], [0, 0, 20, 9]])
   pasted = masks.paste(np.ones((4, 28, 28)), boxes, (9, 20))
   assert pasted.sum((1, 2)).tolist() == [0, 0, 0, 180]
+  # One half is enough.
+  half = masks.paste(np.full((1, 32, 32), 0.5), np.float32([[0, 0, 32, 32]]), (32, 32))
+  assert half.all()

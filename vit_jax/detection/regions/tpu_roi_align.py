@@ -29,8 +29,6 @@ from vit_jax.kernels import split, tpus
 _ROWS, _COLUMNS = 8, 32
 # Rows of a register, and rows of a bfloat16 tile.
 _SUBLANES, _TILE = 8, 16
-# Most bytes of the float32 bins of a group of boxes.
-_SUMS = 16 * 2**20
 # Windows that a box visits on average, for the cost estimate.
 _VISITS = 5
 _IMAGES = PartitionSpec(('data', 'fsdp'))
@@ -41,6 +39,7 @@ class Pooling(NamedTuple):
 
   Attributes:
     vmem: bytes of on-chip memory that a kernel may use.
+    sums: bytes of the bins of a group of boxes, in float32.
   """
 
   strides: tuple[float, ...]
@@ -48,6 +47,7 @@ class Pooling(NamedTuple):
   samples: int
   aligned: bool
   vmem: int = 0
+  sums: int = 16 * 2**20
 
   @property
   def bins(self) -> int:
@@ -73,7 +73,7 @@ def plan(maps, count: int, pooling: Pooling) -> Pooling | None:
   vmem = pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
   # Backward holds the bfloat16 gradients of all bins; forward holds a group's sums and
   # results. Both also hold rows of the maps: double-buffered bfloat16 and float32 sums.
-  bins = max(2 * count * pooling.bins * channels, 2 * _SUMS)
+  bins = max(2 * count * pooling.bins * channels, 2 * pooling.sums)
   rows = _ROWS * channels * sum(_padded_shape(x)[2] for x in maps)
   return pooling._replace(vmem=vmem) if bins + (2 * 2 + 4) * rows <= vmem else None
 
@@ -87,7 +87,7 @@ def roi_align(maps, boxes, levels, pooling: Pooling) -> jax.Array:
 
   def run(boxes, levels, *maps):
     (batch, count, _), channels = boxes.shape, maps[0].shape[-1]
-    most = max(_SUMS // (4 * pooling.bins * channels), 1)
+    most = max(pooling.sums // (4 * pooling.bins * channels), 1)
     group = max(n for n in range(1, min(count, most) + 1) if count % n == 0)
     bins = (group, pooling.bins, channels)
     out = _call(
