@@ -72,9 +72,13 @@ def images(*size):
 def test_a_mask_without_padding_changes_nothing():
   model, images = tiny_models.build('detr 0'), tiny_models.images()
   variables = tiny_models.random(model)
-  run = jax.jit(functools.partial(model.apply, features=False))
-  expected, _ = run(variables, images)
-  masked, _ = run(variables, images, np.ones(images.shape[:3]))
+
+  @jax.jit  # one program: both have one backbone
+  def run(variables, images, mask):
+    call = functools.partial(model.apply, variables, images, features=False)
+    return call()[0], call(mask)[0]
+
+  expected, masked = run(variables, images, np.ones(images.shape[:3]))
   for key, x in expected.items():
     np.testing.assert_allclose(masked[key], x, rtol=0, atol=1e-5)
 

@@ -194,6 +194,9 @@ def test_other_names(tmp_path, renamed, example):
   loaded, expected = (vit_jax.load(path) for path in (tmp_path, path_of('detr_hf')))
   assert loaded.model == expected.model
   jax.tree.map(np.testing.assert_array_equal, loaded.variables, expected.variables)
+  if renamed is timm:  # DC5
+    (tmp_path / 'config.json').write_text(json.dumps(config | {'dilation': True}))
+    assert weights.read(tmp_path).fields['backbone']['output_stride'] == 16
 
 
 def test_the_name_of_an_original_file_tells_of_dc5(tmp_path):
