@@ -36,7 +36,7 @@ VARIANTS = {'B': (768, 12, 12), 'L': (1024, 24, 16), 'H': (1280, 32, 16)}
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'B', 'L', 'H', or with the side of a patch 'B/16'."""
+  """Returns the fields of 'B', 'L' or 'H'; 'B/16' also names the side of a patch."""
   match = re.fullmatch(r'(\w+?)(?:/([1-9]\d*))?', name)
   size, patch = match.groups() if match else (name, None)
   width, depth, num_heads = choose(

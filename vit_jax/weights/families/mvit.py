@@ -179,7 +179,7 @@ def _timm_fields(args: dict, name: str) -> dict:
 def _check(fields: dict, image_size: tuple[int, int], format: str, residual: bool):
   """Raises ValueError for a model that the format's code would compute differently.
 
-  `residual` says whether that code adds the class token to its pooled queries.
+  `residual` says whether that code also adds the query of the class token.
   """
   configs.need(fields, format, map_norms=(False,), window=(None,))
   if fields['classifier'] == 'token':

@@ -196,8 +196,13 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
 def open_clip(text: Text) -> tuple[Arrays, dict]:
   """Writes a text tower: (arrays under open_clip's names, text_cfg)."""
   fields = {'mask': 'causal', 'pooling': 'eot'} | text.fields
-  one = dict(mask=('causal',), pooling=('eot',), head_bias=(False,), norm_eps=(1e-5,))
-  configs.need(fields, 'open_clip', **one)
+  allowed = {
+    'mask': ('causal',),
+    'pooling': ('eot',),
+    'head_bias': (False,),
+    'norm_eps': (1e-5,),
+  }
+  configs.need(fields, 'open_clip', **allowed)
   arrays = rename.to_theirs(text.flat, _open_clip_rules(fields['num_heads']))
   arrays |= {name: np.array(x, np.float32) for name, x in text.scalars.items()}
   config = {

@@ -455,21 +455,23 @@ def _timm_config(fields, image_size, class_names) -> dict:
     name, pool, args = _timm_hybrid(fields)
   else:
     name, _, args, options = timm_options.find(fields)
-    # timm has no model for our other classifiers.
+    # Our other classifiers have no pooling in timm, which would then classify every token.
     configs.need(fields, 'timm', classifier=('token', 'gap', 'map', 'distilled'))
     pool = options['global_pool']
   size = {'img_size': configs.int_or_pair(image_size)}
   return configs.timm_config(name, pool, size | args, fields, image_size, class_names)
 
 
+# Fields of a hybrid that options of timm express.
 _HYBRID = ('patch_size', 'width', 'num_heads', 'mlp_dim', 'classifier', 'posemb_tokens')
 
 
 def _timm_hybrid(fields) -> tuple[str, str, dict]:
-  one = dict(posemb=('learn', 'none'), classifier=('token', 'gap', 'map'))
-  configs.need(fields, 'timm', **one, layer_scale=(None,))
-  told = {*_HYBRID, *one, 'act', 'depth', 'num_classes', 'stem_blocks', 'stem_width'}
-  configs.need_defaults(fields, 'timm', 'vit', told | TRAINING)
+  allowed = {'posemb': ('learn', 'none'), 'classifier': ('token', 'gap', 'map')}
+  configs.need(fields, 'timm', **allowed, layer_scale=(None,))
+  # Fields that options, or the arrays, can express.
+  free = {*_HYBRID, 'act', 'depth', 'num_classes', 'stem_blocks', 'stem_width'}
+  configs.need_defaults(fields, 'timm', 'vit', {*allowed} | free | TRAINING)
   architecture = _HYBRIDS.get(tuple(fields['stem_blocks']))
   if architecture is None or fields['stem_width'] != 64:
     shape = f'stem_blocks={fields["stem_blocks"]}, stem_width={fields["stem_width"]}'

@@ -302,13 +302,19 @@ def _config(fields, image_size, class_names) -> dict:
 
 
 def _open_clip_config(fields, image_size, class_names) -> dict:
-  """Returns the image tower's part of an open_clip_config.json."""
-  one = dict(extra_norms=(('tokens',),), patch_bias=(False,), head_bias=(False,))
-  one |= dict(act=('quick_gelu', 'gelu_erf'), posemb_tokens=('prefix', 'cls'))
-  configs.need(fields, 'open_clip', **one)
-  told = {*one, 'width', 'depth', 'num_heads', 'patch_size', 'mlp_dim', 'norm_eps'}
-  told |= {'layer_scale', 'num_classes'}
-  configs.need_defaults(fields, 'open_clip', 'vit', told | TRAINING)
+  """Writes the image tower's part of an open_clip_config.json."""
+  allowed = {
+    'extra_norms': (('tokens',),),
+    'patch_bias': (False,),
+    'head_bias': (False,),
+    'act': ('quick_gelu', 'gelu_erf'),
+    'posemb_tokens': ('prefix', 'cls'),
+  }
+  configs.need(fields, 'open_clip', **allowed)
+  # Fields that the config below, or the arrays, can express with any value.
+  free = {'width', 'depth', 'num_heads', 'patch_size', 'mlp_dim', 'norm_eps'}
+  free |= {'layer_scale', 'num_classes'}
+  configs.need_defaults(fields, 'open_clip', 'vit', {*allowed} | free | TRAINING)
   width = fields['width']
   vision = {
     'image_size': configs.int_or_pair(image_size),
@@ -432,7 +438,8 @@ FORMATS = (
     rules=_pass_heads(trunk),
     infer=vit.infer,
   ),
-  _format(  # OpenAI
+  # OpenAI's CLIP.
+  _format(
     marker=_RESBLOCKS,
     within=r'visual\.',
     rules=_pass_heads(clip),
@@ -470,7 +477,8 @@ FORMATS = (
     rules=_pass_heads(plain),
     facts=_facts(_CROPPED),
   ),
-  Format(  # the image tower of big_vision's two
+  # The image tower of big_vision's models of image and text.
+  Format(
     name='big_vision',
     family='vit',
     marker=r'img/Transformer/.*',
