@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.support import naming
+from tests.support.run_ops import run, run_graph
 from vit_jax.data import lazy_tf
 from vit_jax.data.ops import augment, registry
 from vit_jax.errors import UserError
@@ -18,21 +19,6 @@ LAST = np.nextafter(np.float32(1), 0)  # the largest number drawn
 
 def noise(*shape, seed=0):
   return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
-
-
-def run(text, images, u=()):
-  """Applies the ops of `text` to images with numbers u, as NumPy."""
-  u = tf.constant(np.asarray(u, np.float32))
-  return run_graph(text, tf.constant(images), u).numpy()
-
-
-def run_graph(text, images, u):
-  """As `run`, of tensors: also within a `tf.function`."""
-  start = 0
-  for op in registry.parse(text):
-    images = op({'image': images}, u[..., start : start + op.draws])['image']
-    start += op.draws
-  return images
 
 
 # --- crops -------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_ops import run
 from tests.support import image_folder, naming
 from tests.support.hostile_images import picture
 from tests.support.image_folder import FOLDER, same, take, together
+from tests.support.run_ops import run
 from vit_jax.data import philox, pipeline, sources
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.errors import UserError

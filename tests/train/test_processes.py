@@ -163,7 +163,7 @@ _AT = 'import os, signal, {module}\n{module}.{name} = lambda *_, **__: {end}'
 POINTS = {
   'joining': ('jax', 'distributed.initialize'),
   'compiling': ('vit_jax.train.trainer', 'Trainer.compile'),
-  'a step': ('vit_jax.train.loop', 'Loop._pause'),
+  'a step': ('vit_jax.train.progress', 'Record.train'),
   'saving': ('vit_jax.checkpoint.storage', 'Storage.write'),
   'waiting for a save': ('vit_jax.checkpoint.storage', 'Storage.wait'),
   'ending': (None, None),
