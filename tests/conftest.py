@@ -149,5 +149,13 @@ def traces_kept():
     yield clear
 
 
+# Folders with the longest files, '' is tests/ itself. They come first, because a worker
+# that begins one of them last would work on alone.
+LONG = ('detection', 'weights', 'models', '', 'train', 'tools')
+
+
 def pytest_collection_modifyitems(items):
   fault_table.mark(items)
+  folder = lambda item: item.path.parent.relative_to(Path(__file__).parent).as_posix()
+  ranks = {name or '.': rank for rank, name in enumerate(LONG)}
+  items.sort(key=lambda item: ranks.get(folder(item), len(LONG)))

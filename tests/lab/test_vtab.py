@@ -11,7 +11,7 @@ from tests.support import GOLDEN, commands, naming, stand_in, vtab_fakes
 from vit_jax import errors, optim
 from vit_jax.lab import published, table, vtab
 from vit_jax.lab.protocols import VTAB
-from vit_jax.train import loop, program
+from vit_jax.train import loop, program, progress
 
 SOURCE = str(GOLDEN / 'vit_google_token.npz')  # images of 32 x 32 pixels
 
@@ -310,18 +310,23 @@ GRID = ['--protocol', 'vpt', '--set', 'optim.lr=0.1,0.5', 'optim.wd=0']
 @pytest.mark.slow
 def test_stopped_twice_it_goes_through_to_the_table(tmp_path, capfd, monkeypatch):
   vtab_fakes.write(tmp_path / 'data', TASKS)
-  pause, steps = loop.Loop._pause, []
+  run_loop, observe, loops, steps = loop.Loop.run, progress.Record.train, [], []
   left = [('svhn', 'optim.lr=0.5', 2), ('dspr_loc', 'final', 1)]
 
-  def stopping(self):
-    pause(self)
-    task, name = self.workdir.parents[1].name, self.workdir.name
-    steps.append((task, name, self.step))
-    if left and (task, self.step) == left[0][::2] and name.startswith(left[0][1]):
+  def following(self, *args):
+    loops.append(self)
+    return run_loop(self, *args)
+
+  def stopping(record, step, values):
+    observe(record, step, values)
+    task, name = loops[-1].workdir.parents[1].name, loops[-1].workdir.name
+    steps.append((task, name, step))
+    if left and (task, step) == left[0][::2] and name.startswith(left[0][1]):
       del left[0]
       os.kill(os.getpid(), signal.SIGTERM)
 
-  monkeypatch.setattr(loop.Loop, '_pause', stopping)
+  monkeypatch.setattr(loop.Loop, 'run', following)
+  monkeypatch.setattr(progress.Record, 'train', stopping)
   argv = [*MINIATURE, *GRID, '--data_dir', tmp_path / 'data']
   for _, name, step in list(left):
     code, _, error = run(capfd, tmp_path, *argv)
