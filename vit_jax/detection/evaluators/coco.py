@@ -163,7 +163,7 @@ class Coco(OneSplit):
     rows = {key: batch[key] for key in ('index', 'mask')}
     detections = boxes.postprocess(predict(variables, batch))
     if self._masks and 'masks' not in detections:
-      raise UserError('coco: masks=True, but the model predicts no masks.')
+      raise UserError('coco: masks=True, but the model gives boxes without masks.')
     names = detections.keys() - (set() if self._masks else {'masks'})
     return {name: detections[name] for name in names} | rows
 
