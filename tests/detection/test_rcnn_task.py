@@ -119,6 +119,8 @@ def test_targets_are_in_pixels_and_keys_do_not_depend_on_micro_batches():
   np.testing.assert_array_equal(whole_canvas['key'], target['key'])
   pixels = whole['boxes'][..., [1, 0, 3, 2]] * [12, 8, 12, 8]
   np.testing.assert_allclose(whole_canvas['boxes'], pixels, rtol=1e-6)
+  # The last image, which is unreadable, has no objects though its boxes have an area.
+  assert whole_canvas['valid'].any(1).tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize('missing', ['boxes', 'label', 'boxes_mask', 'masks'])
