@@ -66,7 +66,7 @@ def test_prediction_takes_the_ops_of_evaluation():
     single_image.features([image], 'detr_resize((32, 48))|value_range(0, 1)')
   with pytest.raises(UserError, match=naming('image 0', 'canvas', '32x32')):
     single_image.features([image], 'canvas(32)|value_range(0, 1)')
-  with pytest.raises(UserError, match=naming('canvas', 'mask', 'inputs')):
+  with pytest.raises(UserError, match=naming('canvas', 'mask', 'features')):
     single_image.batch([image], 'canvas(64)|value_range(0, 1)')
 
 
@@ -256,7 +256,7 @@ def test_canvas():
     ('canvas("a")', ('size',)),
     ('lsj(64, (2, 1))', ('scale=(2, 1)',)),
     ('lsj(64, 1)', ('scale=1',)),
-    ('canvas(9)|flip_lr|value_range(-1, 1)', ('canvas', 'last')),
+    ('canvas(9)|flip_lr|value_range(-1, 1)', ('canvas', 'value_range')),
   ],
 )
 def test_arguments(op, facts):

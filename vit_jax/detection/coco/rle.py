@@ -83,7 +83,7 @@ def read(segmentation, height: int, width: int) -> dict:
     length = sum(np.abs(each).max(1).sum() for each in steps)
   if not corners or min(map(len, corners)) < 3 or not length <= _FAR:
     raise ValueError(
-      f'polygons need at least three corners, and outlines at most {_FAR:,} pixels'
+      f'a polygon has at least three corners, and outlines at most {_FAR:,} pixels'
     )
   polygons = [part.reshape(-1).tolist() for part in corners]
   return mask_lib.merge(mask_lib.frPyObjects(polygons, height, width))
