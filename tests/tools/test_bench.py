@@ -74,16 +74,3 @@ def test_a_model_that_does_not_fit(capsys, monkeypatch):
   assert code == 0
   assert re.search(naming('forward', 'out of memory', '9 GiB'), out)
   assert 'Try' not in out
-
-
-@pytest.mark.parametrize(
-  ('argv', 'facts'),
-  [
-    (['vit:X/16'], ("'X/16'", 'B/16')),
-    (['vit:mu/16', '--dtype', 'float23'], ("'float23'", 'float32')),
-    (['vit:mu/16', '--tune', 'rank=8'], ('--tune', 'method')),
-    (['vit:mu/16', '--set', 'num_classes=None', '--mode', 'train'], ('num_classes',)),
-  ],
-)
-def test_mistakes(capsys, argv, facts):
-  commands.assert_refused(bench.main, capsys, argv, facts)

@@ -9,7 +9,6 @@ import sys
 
 import jax
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -211,24 +210,11 @@ def test_another_recipe_or_process_is_refused(folder, tmp_path, call, refused):
     refused(embed, argv, out, 'process')
 
 
-def test_errors_are_one_line(folder, tmp_path, monkeypatch, refused):
+def test_without_pyarrow_the_error_names_the_extra(
+  folder, tmp_path, monkeypatch, refused
+):
   out = tmp_path / 'f.parquet'
   argv = [SOURCE, folder, '--out', out]
-  refused(embed, [*argv[:-1], 'f.csv'], 'f.csv', '.parquet')
-  refused(embed, [SOURCE, folder / '0.png', '--out', out], '0.png', 'folder')
-  refused(embed, [*argv, '--layer', 'blok01'], 'blok01', 'block01')
-  refused(embed, [*argv, '--layer', 'pre_logits,stem'], 'pre_logits', 'stem')
-  refused(embed, ['vit_base_patch16_224', *argv[1:]], 'vit_base_patch16_224')
-  for name in NAMES:
-    (folder / name).write_bytes(b'')
-  refused(embed, argv, 13)
-  refused(search, [out, folder], out)
-  out.write_text('not a file of features')
-  refused(search, [out, folder], out, 'damaged')
-  pq.write_table(pa.table({'path': ['a']}), out)
-  refused(search, [out, folder], out, 'embed')
-  refused(search, [out], 'near_duplicates')
-  refused(search, [out, '--near_duplicates', 0], 'near_duplicates', 0)
   monkeypatch.setitem(sys.modules, 'pyarrow', None)
   refused(embed, argv, 'pyarrow', 'vit_jax[features]')
   refused(search, [out, folder], 'pyarrow', 'vit_jax[features]')

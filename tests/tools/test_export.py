@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.support import GOLDEN, classifiers, commands, naming
+from tests.support import GOLDEN, classifiers, naming
 from tests.support.blocking import BLOCK
 from tests.support.goldens import GOLDENS, path_of
 from vit_jax import cli, models, weights
@@ -212,27 +212,6 @@ def test_a_file_that_computes_something_else_is_not_left(tmp_path, capsys, monke
 
 def test_pixels_that_no_mean_and_std_describe():
   assert pipelines.read_levels('decode|value_range(-1, 1, 0, 100, clip=True)') is None
-
-
-@pytest.mark.parametrize(
-  ('name', 'options', 'expected'),
-  [
-    ('m.bin', ['--to', 'stablehlo'], ('m.bin', '.stablehlo')),
-    ('m.onnx', ['--to', 'savedmodel'], ('m.onnx', 'folder')),
-    ('taken.json/m.stablehlo', ['--to', 'stablehlo'], ('DEST', 'taken.json')),
-    ('taken.stablehlo', ['--to', 'stablehlo'], ('taken.json', 'there already')),
-    (
-      'm.stablehlo',
-      ['--to', 'stablehlo', '--platforms', 'gpu'],
-      ('gpu', 'cuda', 'rocm'),
-    ),
-  ],
-)
-def test_refusals(name, options, expected, tmp_path, capsys):
-  (tmp_path / 'taken.json').touch()
-  argv = (SOURCE, tmp_path / name, *options)
-  commands.assert_refused(export.main, capsys, argv, expected)
-  assert [path.name for path in tmp_path.iterdir()] == ['taken.json']
 
 
 def test_models_that_a_file_cannot_hold(tmp_path):

@@ -232,26 +232,3 @@ def test_a_killed_run_is_interrupted(capsys, short_run, tmp_path):
   assert re.search(r'state +interrupted: ', run(capsys, tmp_path)[1])
   (tmp_path / 'status.json').write_text('')  # damaged: the rest is shown
   assert run(capsys, tmp_path)[0] == 0
-
-
-@pytest.mark.parametrize(
-  ('argv', 'facts'),
-  [
-    (['vit:X/16'], ("'X/16'", 'B/16')),
-    (['vti:B/16'], ("'vti'", 'vit')),
-    (['vit:B/16', '--resolution', '12'], ('12x12', '16x16')),
-    (['vit:B/16', '--set', 'clasifier=map'], ('clasifier', '"classifier"')),
-    ([], ('model', '--config')),
-    (['runs/nothing'], ('runs/nothing', '--config')),
-    (['configs/digits.py:debug'], ('--config configs/digits.py:debug',)),
-    (['vit:B/16', '--zoo'], ('vit:B/16', '--zoo')),
-    (['vit:B/16', '--config.seed=1'], ('--config.seed=1',)),
-    (['nowhere.npz'], ("'nowhere.npz'", '--zoo')),
-    ([*b16(':data=folder:/mine')], ('folder:/mine', '--examples')),
-    ([*b16(':debug'), '--mesh', 'data=3'], ('batch_size', 3)),
-    ([*b16(), '--mesh', 'date=3'], ("'date'", 'data')),
-    ([*b16(), '--tpu', 'v3:2x2', '--mesh', 'data=8'], ('--mesh', '--config.mesh.')),
-  ],
-)
-def test_mistakes_end_with_one_line_and_exit_code_2(capsys, argv, facts):
-  commands.assert_refused(inspect.main, capsys, argv, facts)

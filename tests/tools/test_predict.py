@@ -69,10 +69,11 @@ def test_other_files_of_a_folder_are_counted(folder, capfd):
   (folder / 'Thumbs.db').touch()
   assert len(predict.find_images([str(folder)])) == 5
   assert capfd.readouterr().err == f'{folder}: left out: 2 .txt, 1 .db.\n'
-  (folder / 'none').mkdir()
-  (folder / 'none' / 'x.svg').write_text('<svg/>')
-  with pytest.raises(UserError, match=naming(folder / 'none', '1 .svg', '.png')):
-    predict.find_images([str(folder / 'none')])
+
+
+def test_images_that_cannot_be_read_end_with_an_error(folder, capsys):
+  assert run(SOURCE, folder / 'bad.png') == 2
+  assert re.search(naming(1, 'images'), commands.one_line(capsys.readouterr().err))
 
 
 def test_table_and_json(folder, capsys):
@@ -90,15 +91,6 @@ def test_table_and_json(folder, capsys):
   assert f'{100 * top[0]["probability"]:5.1f} %  {top[0]["name"]}' in text
 
 
-def test_weights_without_a_head_have_no_classes(folder, tmp_path, capsys):
-  with np.load(SOURCE) as file:
-    body = {k: v for k, v in file.items() if not k.startswith('head/')}
-  headless = tmp_path / 'headless.npz'
-  np.savez(headless, **body)
-  assert run(headless, folder) == 2
-  assert re.search(naming(headless, 'head', 'embed'), capsys.readouterr().err)
-
-
 def test_a_single_image_is_refused(folder):
   loaded = weights.load(SOURCE)
   for image in (str(folder / 'a.png'), folder / 'a.png', b'\x89PNG'):
@@ -106,27 +98,6 @@ def test_a_single_image_is_refused(folder):
       inference.predict_images(loaded, image)
   with pytest.raises(UserError, match=naming('batch_size=0')):
     inference.predict_images(loaded, [], batch_size=0)
-
-
-ERRORS = [
-  (('nowhere.npz', '{folder}'), ("'nowhere.npz'", '--zoo')),
-  ((SOURCE, '{folder}/bad.png'), (1, 'images')),
-  ((SOURCE, '{folder}', '--pp', 'decode|flip_lr'), ('flip_lr', 'value_range')),
-  (
-    (SOURCE, '{folder}', '--pp', 'decode|resize(8)|value_range(-1, 1)'),
-    ('(8, 8, 3)', '(32, 32, 3)'),
-  ),
-  ((SOURCE, '{folder}', '--resolution', '6'), ('6x6', '8x8')),
-  ((SOURCE, '{folder}', '--threshold', '0.5'), ('--threshold', 'detectors', SOURCE)),
-]
-
-
-@pytest.mark.parametrize(('args', 'facts'), ERRORS)
-def test_errors_are_one_line(folder, capsys, args, facts):
-  argv = [a.format(folder=folder) for a in args]
-  code, _, error = commands.run(predict.main, capsys, *argv)
-  assert code == 2
-  assert re.search(naming(*facts), commands.one_line(error))
 
 
 def test_a_larger_image_size_keeps_pixels_interpolation_and_crop_ratio(tmp_path):

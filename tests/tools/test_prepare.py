@@ -4,10 +4,9 @@ import json
 import re
 
 import numpy as np
-import pytest
 
-from tests.support import archives, commands, naming
-from tests.support.archives import CLASSES, EACH, jpeg
+from tests.support import archives, naming
+from tests.support.archives import CLASSES, EACH
 from vit_jax import cli
 from vit_jax.data import pipeline
 from vit_jax.tools import prepare
@@ -47,32 +46,3 @@ def test_imagenet21k_from_archive_to_batches(tmp_path, monkeypatch, capsys):
 
   assert run(*args) == 2
   assert re.search(naming('imagenet21k/1.0.0', '--version'), capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-  ('args', 'facts'),
-  [
-    ('imagenet21k --from {}/no.tar', ('/no.tar',)),
-    ('imagenet21k --from {}/text.tar', ('/text.tar',)),
-    ('imagenet21k --from {}/zeros.tar', ('/zeros.tar', 'WordNet')),
-    ('imagenet21k --from {}/in', ('/in', 'WordNet')),
-    ('images --from {}/zeros.tar --name x', ('image',)),
-    ('images --from {}/in/a --name x', ('/in/a', 'class')),
-    ('images --from {}/in --name My-Pets', ('My-Pets', 'my_pets')),
-    (
-      'images --from {}/in --name x --beam_pipeline_options a=b',
-      ('--beam_pipeline_options', '--beam_runner'),
-    ),
-    ('imagnet --from {}/in', ("'imagnet'", 'imagenet21k')),
-  ],
-)
-def test_mistakes(tmp_path, capsys, args, facts):
-  (tmp_path / 'in/a').mkdir(parents=True)
-  (tmp_path / 'in/a/1.jpg').write_bytes(jpeg(9, 9, 50))
-  (tmp_path / 'text.tar').write_text('no tar' * 500)
-  (tmp_path / 'zeros.tar').write_bytes(bytes(10240))
-  args = args.format(*[tmp_path] * args.count('{}')).split()
-  commands.assert_refused(
-    prepare.main, capsys, [*args, '--data_dir', tmp_path / 'D'], facts
-  )
-  assert not list((tmp_path / 'D').rglob('*.*'))

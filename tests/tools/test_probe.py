@@ -82,25 +82,3 @@ def test_a_runs_own_evaluation(data, tmp_path, monkeypatch, capsys):
   commands.assert_refused(evaluate.main, capsys, (*args, '--train', 'train'), facts)
   facts = ('--data', 'knn')
   commands.assert_refused(evaluate.main, capsys, (tmp_path, '--probe', 'knn'), facts)
-
-
-ON_DIGITS = ('--data', 'digits', '--split', 'test')
-
-
-@pytest.mark.parametrize(
-  ('args', 'facts'),
-  [
-    (('--probe', 'nkk', *ON_DIGITS), ("'nkk'", 'knn', 'linear_probe')),
-    (('--probe', 'knn'), ('--data', 'knn')),
-    (('--probe', 'knn', '--data', 'digits'), ('--split',)),
-    (('--probe', 'knn', *ON_DIGITS, '--out', 'x'), ('--out', '--probe')),
-    (('--probe', 'knn', *ON_DIGITS, '--set', 'type=fewshot'), ('--probe fewshot',)),
-    (('--probe', 'knn', *ON_DIGITS, '--set', 'n=3'), ('knn.n', 'temperature')),
-    (('--probe', 'knn', *ON_DIGITS, '--val', 'train'), ('digits.val', 'test')),
-    (('--probe', 'knn', *ON_DIGITS), ('(8, 8, 1)', '(32, 32, 3)')),
-    ((*ON_DIGITS, '--set', 'k=[3]'), ('--set', '--probe')),
-  ],
-)
-def test_refusals_are_one_line(capsys, args, facts):
-  more = ('--pp', 'value_range(-1, 1)')
-  commands.assert_refused(evaluate.main, capsys, (SOURCE, *args, *more), facts)

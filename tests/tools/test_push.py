@@ -213,22 +213,15 @@ def test_an_error_of_the_hub_is_one_line(tmp_path, monkeypatch, capsys):
   commands.assert_refused(push.main, capsys, argv, ('401', 'HF_TOKEN', '--dry_run'))
 
 
-def test_errors_before_any_work(tmp_path, monkeypatch, capsys):
-  for repo in ('mine', 'me/a/b', '../me/mine'):
-    commands.assert_refused(
-      push.main, capsys, (TOKEN, repo, '--dry_run'), ('OWNER/NAME',)
-    )
+def test_without_huggingface_hub_the_error_names_the_extra(
+  tmp_path, monkeypatch, capsys
+):
   out = tmp_path / 'a'
   monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
   argv = (TOKEN, 'me/mine', '--out', out)
   facts = ('vit_jax[hub]', '--dry_run')
   commands.assert_refused(push.main, capsys, argv, facts)
-  # A format that cannot express the model leaves nothing.
-  argv = (GOLDEN / 'mixer_google.npz', 'me/mine', '--dry_run', '--out', out)
-  commands.assert_refused(push.main, capsys, (*argv, '--format', 'hf'), ('hf', 'mixer'))
   assert not out.exists()
-  out.mkdir()
-  commands.assert_refused(push.main, capsys, argv, (out,))
 
 
 @pytest.mark.parametrize(

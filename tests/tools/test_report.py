@@ -164,23 +164,6 @@ def test_damaged_files_are_left_out(short_run, tmp_path, capsys):
   assert 'class="matrix' in (folder / 'report.html').read_text()
 
 
-ERRORS = [
-  (('no_such_run',), ('no_such_run/config.json',)),
-  (('nowhere',), ('nowhere/config.json',)),
-  (('a', 'a'), ('twice',)),
-  (('gs://bucket/run', '--open'), ('--open', '--out')),
-  (('a', '--out', '/no/such/page.html'), ('/no/such',)),
-]
-
-
-@pytest.mark.parametrize(('args', 'facts'), ERRORS)
-def test_errors_are_one_line(args, facts, capsys, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / 'no_such_run').mkdir()
-  (tmp_path / 'a').mkdir()
-  commands.assert_refused(report.main, capsys, args, facts)
-
-
 @pytest.fixture
 def finished(short_run, tmp_path, monkeypatch):
   """Returns what runs `vit_jax train` in a folder where it has finished."""

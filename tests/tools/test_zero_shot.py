@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support import GOLDEN, ROOT, naming, pairs
+from tests.support import ROOT, pairs
 from vit_jax import cli, models, weights
-from vit_jax.errors import UserError
 from vit_jax.tools import convert, evaluate, predict
 from vit_jax.weights.adapt import fit
 
@@ -74,28 +73,3 @@ def test_evaluate_takes_the_classes_of_the_data(folder, capsys):
   right = logits.argmax(1) == [0, 0, 1, 1, 2, 2]
   assert values['examples'] == 6
   assert values['top1'] == pytest.approx(right.mean())
-
-
-@pytest.mark.parametrize(
-  ('tool', 'args', 'facts'),
-  [
-    (predict, ('w.npz', 'photos'), ('--labels',)),
-    (predict, ('w.npz', 'photos', '--templates', 'my {}'), ('--labels',)),
-    (evaluate, ('w.npz', '--data', 'digits', '--split', 'test'), ('--zero_shot',)),
-    (
-      evaluate,
-      ('w.npz', '--data', 'digits', '--zero_shot', '--probe', 'knn'),
-      ('--probe', '--zero_shot'),
-    ),
-    (convert, ('plain.npz', 'x.npz', '--labels', 'a,b'), ('plain.npz', 'text tower')),
-  ],
-)
-def test_labels_and_towers_go_together(
-  tool, args, facts, folder, monkeypatch, tmp_path
-):
-  monkeypatch.chdir(tmp_path)
-  for name in ('w.npz', 'photos'):
-    (tmp_path / name).symlink_to(folder / name)
-  (tmp_path / 'plain.npz').symlink_to(GOLDEN / 'vit_google_token.npz')
-  with pytest.raises(UserError, match=naming(*facts)):
-    tool.main(list(args))
