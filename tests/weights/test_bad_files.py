@@ -1,8 +1,11 @@
 """Files that are not what they say: one clear line, exit 2, nothing written, no crash."""
 
 import functools
+import pickle
 import resource
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +54,25 @@ def test_bad_files_are_one_line(tmp_path, capsys, name):
   assert cli.run(convert.main, [str(path), str(out)]) == 2
   assert capsys.readouterr().err.count('\n') == 1
   assert not out.exists()
+
+
+class Call:
+  """An object whose pickle calls `Path.touch` when it is read."""
+
+  def __init__(self, path: Path):
+    self.path = path
+
+  def __reduce__(self):
+    return Path.touch, (self.path,)
+
+
+def test_a_pickle_of_arrays_calls_nothing_else(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  called, file = tmp_path / 'called', tmp_path / 'a.pkl'
+  file.write_bytes(pickle.dumps({'model': {'a': np.ones(2), 'b': Call(called)}}))
+  with pytest.raises(UserError, match=naming(str(file), 'pickle', 'torch')):
+    weights.read(str(file))
+  assert not called.exists()
 
 
 def test_a_compressed_file_of_zeros_is_no_lie(tmp_path):

@@ -690,6 +690,12 @@ def test_class_names_and_pipeline_come_from_the_config(tmp_path):
   )
 
 
+def test_images_of_timm_cover_a_size_that_is_not_square():
+  pp = pipelines.read_timm({'crop_pct': 0.8}, (24, 40))
+  assert pp.startswith('decode|resize_small(50, ')
+  assert "|central_crop((24, 40), half='even')|" in pp
+
+
 def test_preprocessing_of_transformers(tmp_path):
   folder = folder_of(tmp_path, 'vit_hf')
   path = folder / 'preprocessor_config.json'
