@@ -43,7 +43,17 @@ def tiny(scan=False, **fields):
   model = models.build('vit', 'mu/8', depth=2, num_classes=3, scan=scan, **fields)
   pp = 'decode|value_range(-1, 1)'
   variables = {'params': drawn(model)}
-  return Loaded(model, variables, (32, 32), 3, pp, None, 'x', 'x', '')
+  return Loaded(
+    model=model,
+    variables=variables,
+    image_size=(32, 32),
+    channels=3,
+    pp=pp,
+    class_names=None,
+    source='x',
+    format='x',
+    report='',
+  )
 
 
 def prompted(classifier='token', **options):

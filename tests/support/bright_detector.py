@@ -69,7 +69,18 @@ SCORES = [float(jax.nn.softmax(jnp.eye(4)[0] * x)[0]) for x in (4.0, 1.5)]
 def loaded(model=None):
   """Returns the detector, or another one, as `weights.load` would."""
   model, names = model or BrightDetector(), list(NAMES)
-  return weights.Loaded(model, {}, (48, 48), 3, PP, names, 'D', 'run', '', 7)
+  return weights.Loaded(
+    model=model,
+    variables={},
+    image_size=(48, 48),
+    channels=3,
+    pp=PP,
+    class_names=names,
+    source='D',
+    format='run',
+    report='',
+    step=7,
+  )
 
 
 def write_data(root):

@@ -125,7 +125,18 @@ def test_a_run_whose_head_is_larger_than_its_data(tmp_path, capsys, monkeypatch)
     np.zeros_like, model.init(jax.random.key(0), np.zeros((1, 8, 8, 1)))
   )
   zeros['params']['head']['bias'][0] = 1.0  # every image is of the first class
-  loaded = weights.Loaded(model, zeros, (8, 8), 1, '', None, 'a run', 'run', '', 3)
+  loaded = weights.Loaded(
+    model=model,
+    variables=zeros,
+    image_size=(8, 8),
+    channels=1,
+    pp='',
+    class_names=None,
+    source='a run',
+    format='run',
+    report='',
+    step=3,
+  )
   monkeypatch.setattr(source, 'load', lambda args: loaded)
   assert run(tmp_path, '--json') == 0
   record = json.loads(capsys.readouterr().out)

@@ -160,7 +160,17 @@ def test_bfloat16_is_portable(family):
   images = jax.ShapeDtypeStruct((1, 32, 32, 3), 'float32')
   shapes = jax.eval_shape(model.init, jax.random.key(0), images)
   variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-  loaded = weights.Loaded(model, variables, (32, 32), 3, '', None, '', '', '')
+  loaded = weights.Loaded(
+    model=model,
+    variables=variables,
+    image_size=(32, 32),
+    channels=3,
+    pp='',
+    class_names=None,
+    source='',
+    format='',
+    report='',
+  )
   made = program.Program(loaded, (), None)
   (batch,) = jax.export.symbolic_shape('batch')
   images = jax.ShapeDtypeStruct(made.shape(batch), 'float32')

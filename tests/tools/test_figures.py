@@ -146,7 +146,17 @@ def model(**fields):
   x = jax.ShapeDtypeStruct((1, 32, 32, 3), 'float32')
   shapes = jax.eval_shape(module.init, jax.random.key(0), x)
   variables = jax.tree.map(lambda s: np.full(s.shape, 0.1, np.float32), shapes)
-  return weights.Loaded(module, variables, (32, 32), 3, '', None, 'x', 'x', '')
+  return weights.Loaded(
+    model=module,
+    variables=variables,
+    image_size=(32, 32),
+    channels=3,
+    pp='',
+    class_names=None,
+    source='x',
+    format='x',
+    report='',
+  )
 
 
 def test_filters(tmp_path):

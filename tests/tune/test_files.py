@@ -121,14 +121,15 @@ def test_files_that_hold_nothing_tuned_are_refused(made, tmp_path):
 
 
 def test_weights_of_a_tuned_run_are_folded_or_refused(made):
-  source = from_section(str(made / 'lora'))  # as config.weights is opened
+  # As config.weights is opened.
+  source = tuned.merge(from_section(str(made / 'lora')).read())
   assert not source.tune
   assert not source.added
   kernel = 'Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel'
   with np.load(made / 'weights.npz') as arrays:
     assert np.abs(source.flat[kernel] - arrays[kernel]).max() > 1e-4
   with pytest.raises(errors.UserError, match=naming('mlp', 'tune/dense_0')):
-    from_section(str(made / 'mlp'))
+    tuned.merge(from_section(str(made / 'mlp')).read())
 
 
 # -- files as a run would write them, without the run ----------------------------------
@@ -158,7 +159,7 @@ def write(start, section, folder, added, **config):
   """Writes the tuned parameters to a new folder, with some of its config changed."""
   run = dataclasses.replace(start, tune=section, added=added)
   names = [n for n in run.flat if n.startswith('head/')]
-  record = tuned.record(run, [*names, *added], {})
+  record = tuned.make_record(run, [*names, *added], {})
   export.save(folder, *record)
   if config:
     raw = readers.read(folder)

@@ -385,7 +385,13 @@ def source_of(name, fields):
   shapes = trees.flatten_variables(model.shapes((32, 32, 3)))
   flat = {n: np.zeros(x.shape, np.float32) for n, x in shapes.items()}
   source = Source(
-    'a run', 'run', name, model.fields(), flat, (32, 32), 3, None, None, []
+    source='a run',
+    format='run',
+    family=name,
+    fields=model.fields(),
+    image_size=(32, 32),
+    channels=3,
+    flat=flat,
   )
   if 'tokens' in source.fields.get('extra_norms', ()):  # open_clip's files have texts
     source = dataclasses.replace(source, text=pair().text)

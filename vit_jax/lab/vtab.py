@@ -96,10 +96,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 def read_model(source: str) -> dict:
   """Reads the model of weights for colour images, as the section `model` of a config."""
-  loaded = weights.from_section(source)
-  if loaded.channels != 3:
-    raise UserError(f'{source}: expected 3 channels, but it has {loaded.channels}.')
-  return weights.complete({}, loaded)
+  header = weights.from_section(source)
+  if header.channels != 3:
+    raise UserError(f'{source}: expected 3 channels, but it has {header.channels}.')
+  return weights.complete({}, header)
 
 
 def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.Grid:

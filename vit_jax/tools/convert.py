@@ -61,9 +61,17 @@ def _zero_shot(args, loaded):
 
   loaded = zero_shot.classifier(args, loaded)
   model, flat = loaded.model, trees.flatten_variables(loaded.variables)
-  names = loaded.format, model.family_name, model.fields()
-  rest = loaded.image_size, loaded.channels, loaded.class_names, loaded.pp
-  return weights.Source(loaded.source, *names, flat, *rest, unused=[])
+  return weights.Source(
+    source=loaded.source,
+    format=loaded.format,
+    family=model.family_name,
+    fields=model.fields(),
+    image_size=loaded.image_size,
+    channels=loaded.channels,
+    class_names=loaded.class_names,
+    pp=loaded.pp,
+    flat=flat,
+  )
 
 
 def _write_tuned(loaded, source: str, dest: str) -> tuple[list[Path], int]:
@@ -80,7 +88,9 @@ def _write_tuned(loaded, source: str, dest: str) -> tuple[list[Path], int]:
   every = loaded.flat | loaded.added
   # Scanned blocks are stored as one array.
   trained = [n for n in every if {n, *(family.stacked(n) or ())[:1]} & stored]
-  files = export.save(dest, *tuned.record(loaded, trained, config['weights'] or {}))
+  files = export.save(
+    dest, *tuned.make_record(loaded, trained, config['weights'] or {})
+  )
   return files, sum(every[name].size for name in trained)
 
 

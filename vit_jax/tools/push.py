@@ -96,7 +96,7 @@ def write(args, folder: Path) -> dict:
     repo, source, step, folder, to (the format), params and license.
   """
   from vit_jax.train import metrics
-  from vit_jax.weights import pipelines, read, reading, runs, zoo
+  from vit_jax.weights import pipelines, read, runs, zoo
 
   loaded = read(args.source, ema=args.ema, weights=args.weights)
   to, params = _write(loaded, folder, args.format)
@@ -105,7 +105,7 @@ def write(args, folder: Path) -> dict:
   began = (config.get('weights') or {}).get('source') or args.source
   base = re.fullmatch(r'hf:([^@]+)(@.*)?', began)
   licence = zoo.licence(args.source)
-  size = reading.usual_size(loaded)
+  size = loaded.usual_size()
   facts = {
     'repo': args.repo,
     'format': to,

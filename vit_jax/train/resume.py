@@ -17,36 +17,49 @@ NEUTRAL += ('resume_allow', 'resolved', 'kernels')
 NEUTRAL += ('data.workers', 'data.max_bad_fraction', 'model.remat')
 
 
-def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict:
-  """Returns the config of a resumed run, its model and pixels as the folder has them.
+def read_older(workdir: Path) -> dict | None:
+  """Returns the config of the run that a folder holds; None where it has no checkpoint.
 
-  What was taken from the weights is in the folder's config.json: they need not be there
-  any more. If that file is missing or damaged, it is written anew from the copy in
-  the checkpoints.
+  If config.json is missing or damaged, the copy in the checkpoints takes its place.
 
   Raises:
-    UserError: for a config that would change the computation, unless allowed by name.
     NoUsableCheckpoint: if neither config.json nor any copy can be read.
   """
-  lost = None
-  try:
-    old = config_lib.read(workdir)
-  except config_lib.Unreadable as error:
-    lost, where = error, f'The copy of the config in {saved.directory}'
-    old = config_lib.check_written(saved.meta().get('config'), where)
-    distributed.say(f'{error} The copy in the checkpoints takes its place.')
-  keys = old['resolved'].get('inferred', old['model'])
+  with checkpoints.Checkpoints(workdir / 'checkpoints') as saved:
+    if saved.latest() is None:
+      return None
+    try:
+      return config_lib.read(workdir)
+    except config_lib.Unreadable as error:
+      where = f'The copy of the config in {saved.directory}'
+      older = config_lib.check_written(saved.meta().get('config'), where)
+      distributed.say(f'{error} The copy in the checkpoints takes its place.')
+      return older
+
+
+def complete(config: dict, older: dict) -> dict:
+  """Fills in the model and the pixels that the older run took from its weights."""
+  taken = older['resolved']
+  keys = taken.get('inferred', older['model'])
   if 'name' in config['model']:  # the weights told the backbone alone
-    keys = {'backbone'} & {*old['resolved'].get('inferred', ())}
-  if inferred := {key: old['model'][key] for key in keys if key in old['model']}:
+    keys = {'backbone'} & {*taken.get('inferred', ())}
+  if inferred := {key: older['model'][key] for key in keys if key in older['model']}:
     config = schema.with_model(config, inferred)
-  pixels = old['resolved'].get('pixels')
-  config, _ = pipelines.fill(config, pixels)
-  config['resolved'] = old['resolved'] | config['resolved']
+  resolved = {key: taken[key] for key in ('inferred', 'pixels') if key in taken}
+  config, _ = pipelines.fill(config, taken.get('pixels'))
+  return config | {'resolved': resolved | config.get('resolved', {})}
+
+
+def refuse_changes(config: dict, older: dict, workdir: Path) -> None:
+  """Raises UserError for a config that would change the computation of the older run.
+
+  Changes in `resume_allow` are allowed. A config.json that is missing or damaged is then
+  written anew.
+  """
   new = json.loads(json.dumps(config))
-  changed = config_lib.differences(schema.DEFAULTS | old, new)
+  changed = config_lib.differences(schema.DEFAULTS | older, new)
   for key in ('fingerprint', 'num_examples'):
-    pair = old['resolved'].get(key), new['resolved'][key]
+    pair = older['resolved'].get(key), new['resolved'][key]
     if pair[0] != pair[1]:
       changed[f'data.{key}'] = pair
   allowed = [*NEUTRAL, *config['resume_allow']]
@@ -62,9 +75,16 @@ def resumed(config: dict, workdir: Path, saved: checkpoints.Checkpoints) -> dict
       f'{workdir} holds a run of another config:\n{_table(refused)}\nUse another '
       f'--workdir, or allow the change by name: --config.resume_allow={",".join(refused)}'
     )
-  if lost:
-    metrics.write_json(workdir / 'config.json', old)
-  return config
+  if not _is_readable(workdir):
+    metrics.write_json(workdir / 'config.json', older)
+
+
+def _is_readable(workdir: Path) -> bool:
+  try:
+    config_lib.read(workdir)
+  except config_lib.Unreadable:
+    return False
+  return True
 
 
 def _table(changed: dict[str, tuple]) -> str:

@@ -65,35 +65,25 @@ def train(
     mesh = sharding.make_mesh(**config['mesh'])
     enter(jax.set_mesh(mesh))
 
+    older = resume.read_older(workdir)
+    config, header, notes = _complete(config, older)
     data = _open_data(config, workdir, mesh)
     config = _resolve(config, data)
     saved = enter(_open_checkpoints(config, workdir))
-    resumes = saved.latest() is not None
-    opened, _ = pipelines.fill(config, None)
-    config = config if config['weights'] else opened
-    if resumes:
-      config = resume.resumed(config, workdir, saved)
+    if older:
+      resume.refuse_changes(config, older, workdir)
       if results := status.read_finished(workdir, config, saved):
         print(status.already_finished(workdir, config, results[0]), flush=True)
         return results
     evals = evaluations.build(config, workdir, mesh, stop)
-    source, lines = None, []
-    if config['weights'] and not resumes:  # a run that resumes has its own parameters
-      config, source, lines = _open_weights(config)
-    # Data is opened first, since weights may be large, and again if they want other pixels.
-    if any(config[key] != opened[key] for key in ('data', 'evals')):
-      data = _open_data(config, workdir, mesh)
-      evals = evaluations.build(config, workdir, mesh, stop)
-    described = [f'train: {line}' for line in data.describe()]
-    described += [*evaluations.describe(evals), *lines]
-    print('Data:', *described, sep='\n  ', flush=True)
+    _print_data(data, evals, notes)
 
     trainer = Trainer(config, data.spec, mesh, data.finish_on_device)
     any_size = trainer.family.any_size(trainer.model.fields())
     evaluations.check_sizes(config, evals, any_size)
     abstract = trainer.abstract_state
-    initial = _from_weights(source, trainer.model, config, abstract.frozen)
-    if resumes:
+    initial = _read_weights(header, trainer.model, config, abstract.frozen)
+    if older:
       saved.check_structure(abstract, initial)
     # An error until here has left an older run's files as they were.
     enter(status.record_failure(workdir, saved))
@@ -101,10 +91,10 @@ def train(
     metrics.write_json(workdir / 'config.json', config)
     params = trainer.abstract_params
     print(progress.parameter_table(params, abstract.params), flush=True)
-    fused = _choose_kernels(config, workdir if resumes else None, trainer)
+    fused = _choose_kernels(config, workdir if older else None, trainer)
     enter(kernels.using(*fused['used']))
     step = trainer.compile()
-    if resumes:
+    if older:
       state, _ = saved.restore(abstract, initial)
       print(f'Resuming from step {int(state.step)}.', flush=True)
     else:
@@ -113,12 +103,38 @@ def train(
     status.record_start(
       workdir, int(state.step), command, params, abstract.params, temp_bytes, fused
     )
-    del source, initial  # the state has its own copy
+    del header, initial  # the state has its own copy
     mfu = trainer.utilisation()
     loop = Loop(config, workdir, state, trainer.task, saved, evals, stop, mfu)
     stack.callback(loop.record.close)
     batches = enter(contextlib.closing(data.iterate(loop.step)))
     return loop.run(step, sharding.prefetch(batches, mesh))
+
+
+def _complete(
+  config: dict, older: dict | None
+) -> tuple[dict, weights.Header | None, list[str]]:
+  """Fills in the model and the pixels that a config leaves to its weights.
+
+  Args:
+    older: the config of the run that this one resumes. It has what was taken from the
+      weights, which need not be there any more.
+
+  Returns:
+    (config, header of the weights that a new run starts from, lines on the pixels).
+  """
+  if older:
+    return resume.complete(config, older), None, []
+  if not config['weights']:
+    config, _ = pipelines.fill(config, None)
+    return config, None, []
+  header = weights.from_section(**config['weights'])
+  section = config['model'] if 'name' in config['model'] else {}
+  config = schema.with_model(config, weights.complete(section, header))
+  pixels = pipelines.find(header)
+  config, notes = pipelines.fill(config, pixels)
+  config['resolved']['pixels'] = pixels
+  return config, header, notes
 
 
 def _choose_kernels(config: dict, workdir: Path | None, trainer: Trainer) -> dict:
@@ -197,6 +213,7 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
     **schema.in_steps(config, total),
     'model': {**config['model'], 'num_classes': num_classes},
     'resolved': {
+      **config.get('resolved', {}),
       'total_steps': total,
       'num_examples': data.num_examples,
       'fingerprint': data.fingerprint,
@@ -204,6 +221,12 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
       'image_shape': list(data.spec['image'].shape[1:]),
     },
   }
+
+
+def _print_data(data: pipeline.Batches, evals: dict, notes: list[str]) -> None:
+  lines = [f'train: {line}' for line in data.describe()]
+  lines += [*evaluations.describe(evals), *notes]
+  print('Data:', *lines, sep='\n  ', flush=True)
 
 
 def _open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
@@ -215,41 +238,30 @@ def _open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
   return checkpoints.Checkpoints(workdir / 'checkpoints', **section, **options)
 
 
-def _open_weights(config: dict) -> tuple[dict, weights.Source, list[str]]:
-  """Returns (config with the model and pixels of the weights, weights, lines on pixels)."""
-  source = weights.from_section(**config['weights'])
-  section = config['model'] if 'name' in config['model'] else {}
-  model = weights.complete(section, source)
-  pixels = pipelines.find(source)
-  config, lines = pipelines.fill(schema.with_model(config, model), pixels)
-  return config | {'resolved': config['resolved'] | {'pixels': pixels}}, source, lines
-
-
-def _from_weights(source, model, config, frozen) -> dict:
+def _read_weights(header, model, config, frozen) -> dict:
   """Returns {name: array} of the variables that a run takes from its weights.
 
   Args:
-    source: the weights that it starts from. None: there are none, or it resumes: then
+    header: of the weights that it starts from. None: there are none, or it resumes: then
       they are opened again if any parameters are frozen, which checkpoints do not hold.
 
   Raises:
     UserError: for frozen parameters that the weights do not provide.
   """
   names = list(trees.flatten(frozen))
-  if names and source is None and config['weights']:
+  if names and header is None and config['weights']:
     with prefix_errors('config.weights.source'):
-      source = weights.from_section(**config['weights'])
+      header = weights.from_section(**config['weights'])
   initial = {}
-  if source:
+  if header:
     *size, channels = config['resolved']['image_shape']
-    if channels != source.channels:
+    if channels != header.channels:
       raise UserError(
-        f'{source.source} is of {source.channels}-channel images, config.data.pp '
-        f"gives {channels}: begin it with 'decode({source.channels})'."
+        f'{header.source} is of {header.channels}-channel images, config.data.pp '
+        f"gives {channels}: begin it with 'decode({header.channels})'."
       )
-    options = {k: v for k, v in config['weights'].items() if k in ('skip', 'resize')}
-    initial, merge = weights.fit(source, model, tuple(size), **options)
-    print(merge.describe(source), flush=True)
+    initial, report = weights.fit_section(header, config['weights'], model, tuple(size))
+    print(report, flush=True)
   if missing := [name for name in names if name not in initial]:
     raise UserError(
       f'config.tune freezes {missing[0]} (one of {len(missing)}), for which there are no '

@@ -199,17 +199,17 @@ def with_model(config: dict, inferred: dict) -> dict:
   if 'name' in inferred:
     fields = models.signature(inferred['name']).parameters
     own = {k: value for k, value in own.items() if value is not None or k in fields}
-  model = _over(own, inferred)
+  model = _merge_keys(own, inferred)
   check_model('config.model', model, {})
   new = [key for key, value in model.items() if key not in own or own[key] != value]
-  resolved = {**config['resolved'], 'inferred': new}
+  resolved = {**config.get('resolved', {}), 'inferred': new}
   return {**config, 'model': model, 'resolved': resolved}
 
 
-def _over(own: dict, inferred: dict) -> dict:
-  """Returns the inferred keys under a section's own, also of a backbone that both have."""
+def _merge_keys(own: dict, inferred: dict) -> dict:
+  """Merges inferred keys into a section; the user's keys win, also in a backbone."""
   both = [x.get('backbone') for x in (own, inferred)]
-  inside = {'backbone': _over(*both)} if all(both) else {}
+  inside = {'backbone': _merge_keys(*both)} if all(both) else {}
   return {**inferred, **own, **inside}
 
 

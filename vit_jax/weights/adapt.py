@@ -21,7 +21,7 @@ from vit_jax.nn.positions import sincos2d
 from vit_jax.registry import Registry
 from vit_jax.weights import rename
 from vit_jax.weights.rename import Arrays
-from vit_jax.weights.source import Source, errors_of
+from vit_jax.weights.source import Source, name_source
 
 _STATS = f'{trees.STATS}/'
 Shapes = Mapping[str, tuple[int, ...]]
@@ -227,7 +227,7 @@ def fit(
     resize: of position embeddings, see RESIZERS.
   """
   resize = source.resize if resize == 'origin' else resize
-  with errors_of(f'{source.source}'):
+  with name_source(source.source):
     source, new, notes = started(source, model, resize)
     abstract = model.shapes((*image_size, source.channels))
     shapes = {name: x.shape for name, x in trees.flatten_variables(abstract).items()}

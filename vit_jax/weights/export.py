@@ -13,8 +13,7 @@ from vit_jax.errors import UserError, choose
 from vit_jax.weights import adapt, configs, formats, pipelines, timm_options, tuned
 from vit_jax.weights.adapt import fit
 from vit_jax.weights.families import text
-from vit_jax.weights.reading import usual_size
-from vit_jax.weights.source import Source, errors_of
+from vit_jax.weights.source import Source, name_source
 
 TO = ('google', 'timm', 'hf', 'authors', 'open_clip', 'detectron2')
 
@@ -26,13 +25,13 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
     (the files, see `save`, the number of parameters).
   """
   choose('format', to, TO)
-  source = tuned.folded(source)
+  source = tuned.merge(source)
   built = models.build(source.family, **source.fields).change(scan=False)
-  fields, size = built.fields(), usual_size(source)
+  fields, size = built.fields(), source.usual_size()
   flat, _ = fit(source, built, size)
   params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
   model = source.family, flat, fields, size, source.class_names
-  with errors_of(source.source):
+  with name_source(source.source):
     if to in ('timm', 'hf') and source.channels != 3:
       raise ValueError(f'it has {source.channels} channel, {to} files have 3')
     try:

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,6 +72,14 @@ class Writer:
   alike: tuple[str, ...] = ()
 
 
+class Parsed(NamedTuple):
+  """A model as the names and shapes of a file's arrays tell it."""
+
+  fields: Fields
+  table: Table  # renames the arrays
+  blanks: Arrays  # zeros without memory, of the parameters' shapes, under our names
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Format:
   """How one publisher stores the models of one family.
@@ -122,27 +130,46 @@ class Format:
     """The name of the format that is written, one of `export.TO`."""
     return 'google' if self.name in ('bit', 'big_vision') else self.name
 
-  def read(self, arrays: Arrays, facts: Facts) -> tuple[Fields, Arrays]:
-    """Returns (section `model`, parameters under our names, float32, not stacked)."""
-    arrays = adapt.unstack(arrays, models.family(self.family))
-    facts = facts._replace(fields=self.tells(arrays) | facts.fields)
-    rules = self.rules(arrays, facts) if callable(self.rules) else self.rules
-    flat, unknown = rename.to_ours(arrays, rules)
-    if unknown:
+  def complete_facts(
+    self, arrays: Arrays, facts: Facts, usual: Fields, given: Fields
+  ) -> Facts:
+    """Returns the facts with the fields in `needs`, and those that arrays tell.
+
+    Args:
+      usual: fields that the model's name tells; all else wins over them.
+      given: fields that the user passed; they win over all else.
+
+    Raises:
+      ValueError: if nothing tells a field in `needs`.
+    """
+    fields = {key: usual[key] for key in self.needs if key in usual}
+    fields |= self.tells(arrays) | facts.fields
+    fields |= {key: given[key] for key in self.needs if key in given}
+    if missing := [key for key in self.needs if key not in fields]:
+      sized = "variant='B/16' or " if missing == ['num_heads'] else ''
       raise ValueError(
-        f'{len(unknown)} of its {len(arrays)} arrays are not part of that architecture: '
-        f'{unknown[:4]}'
+        f"neither arrays nor the file's name tell {' and '.join(missing)}: pass {sized}"
+        f'{", ".join(f"{key}=..." for key in missing)}, or keep the published name'
       )
-    if odd := [name for name, x in flat.items() if x.dtype.kind in 'biuc']:
-      raise ValueError(f'{odd[0]} is {flat[odd[0]].dtype}, parameters are floats')
-    flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
-    fields = _over(facts.fields, self.infer(flat))
-    fields |= self.conclude(flat, fields, facts)
+    return facts._replace(fields=fields)
+
+  def parse(self, arrays: Arrays, facts: Facts) -> Parsed:
+    """Returns the model of arrays by their names and shapes; reads none of them."""
+    # Zeros without memory, which transforms reshape as they would the array itself.
+    zeros = {
+      n: np.broadcast_to(np.zeros((), x.dtype), x.shape) for n, x in arrays.items()
+    }
+    table = self.rules
+    if callable(table):
+      table = table(adapt.unstack(zeros, models.family(self.family)), facts)
+    blanks = rename_arrays(zeros, table, self.family)
+    fields = _over(facts.fields, self.infer(blanks))
+    fields |= self.conclude(blanks, fields, facts)
     body = fields.get('backbone') or fields
     depth = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
     if depth > adapt.MOST_LAYERS:
       raise ValueError(f'it has {depth:,} layers, up to {adapt.MOST_LAYERS:,} are read')
-    return {'name': self.family, **fields}, flat
+    return Parsed(fields=fields, table=table, blanks=blanks)
 
   def write(
     self, flat: Arrays, fields: Fields, image_size: tuple[int, int], class_names
@@ -163,9 +190,10 @@ class Format:
       rules = rules(flat, Facts(fields))
     arrays = rename.to_theirs(flat, rules) | self.writer.buffers(flat, fields)
     format, parameters, _ = detect(arrays, config)
-    section, _ = format.read(parameters, format.facts(configs.drop_nulls(config), ''))
-    again = models.build(**section).fields()
-    self._check_equal(fields, again)
+    facts = format.facts(configs.drop_nulls(config), '')
+    facts = facts._replace(fields=format.tells(parameters) | facts.fields)
+    again = format.parse(parameters, facts).fields
+    self._check_equal(fields, models.build(self.family, **again).fields())
     return arrays, config
 
   def _check_equal(self, fields: Fields, again: Fields) -> None:
@@ -176,6 +204,23 @@ class Format:
         raise ValueError(
           f'{self.to} cannot express {key}={value!r}, but {again.get(key)!r}'
         )
+
+
+def rename_arrays(arrays: Arrays, table: Table, family: str) -> Arrays:
+  """Returns a file's arrays under our names, blocks not stacked.
+
+  Raises:
+    ValueError: for an array that the table does not have, or one of integers.
+  """
+  flat, unknown = rename.to_ours(adapt.unstack(arrays, models.family(family)), table)
+  if unknown:
+    raise ValueError(
+      f'{len(unknown)} of its {len(arrays)} arrays are not part of that architecture: '
+      f'{unknown[:4]}'
+    )
+  if odd := [name for name, x in flat.items() if x.dtype.kind in 'biuc']:
+    raise ValueError(f'{odd[0]} is {flat[odd[0]].dtype}, parameters are floats')
+  return flat
 
 
 def _over(stated: Fields, inferred: Fields) -> Fields:

@@ -14,7 +14,7 @@ from vit_jax import terminal, trees
 from vit_jax.models.text import TextTransformer, TwoTowers
 from vit_jax.text import tokenizer
 from vit_jax.weights.families import text
-from vit_jax.weights.loading import Loaded
+from vit_jax.weights.loaded import Loaded
 from vit_jax.weights.source import Source
 
 _BATCH = 256  # texts per step, at most
@@ -121,7 +121,7 @@ class ImageText(Loaded):
     return Loaded(**fields | dict(variables={**self.variables, 'params': params}))
 
 
-def paired(loaded: Loaded, source: Source) -> Loaded:
+def pair(loaded: Loaded, source: Source) -> Loaded:
   """Returns an image tower with the text tower of its file, if that can be read."""
   try:
     read = text.read(source.text, source.fields)

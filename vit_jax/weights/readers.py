@@ -6,11 +6,14 @@ pickles of NumPy's arrays, are read by an unpickler that makes nothing else.
 """
 
 import argparse
+import dataclasses
+import functools
 import json
+import math
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,10 +34,33 @@ _WRAPPERS = ('state_dict', 'model', 'model_state', 'teacher', 'module', 'encoder
 _TIMES = 20
 
 
+@dataclasses.dataclass(frozen=True)
+class Stored:
+  """An array of a file that is read whenever it is converted to NumPy."""
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  load: Callable[[], np.ndarray]
+
+  @property
+  def ndim(self) -> int:
+    return len(self.shape)
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  def __len__(self) -> int:
+    return self.shape[0]
+
+  def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    return np.asarray(self.load(), dtype)
+
+
 class Raw(NamedTuple):
   """The content of a file, under its own names."""
 
-  arrays: dict[str, np.ndarray]
+  arrays: dict[str, np.ndarray | Stored]
   config: dict  # config.json beside it, or the embedded config; {} for none
 
 
@@ -124,12 +150,30 @@ def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   return arrays, _parse(comment, f"{path}: the zip's comment") if is_config else {}
 
 
-def _safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+# Types of the arrays of a safetensors file that are read when they are used.
+_FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16}
+_FLOATS |= {'BF16': jnp.bfloat16}
+
+
+def _safetensors(path: Path) -> tuple[dict[str, np.ndarray | Stored], dict]:
   """Returns (arrays, config in the metadata); the library checks header and sizes."""
-  with _reading(path), safe_open(path, 'np') as file:
-    arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+  arrays = {}
+  with _reading(path):
+    file = safe_open(path, 'np').__enter__()  # stays open for the arrays
+    for name in file.keys():  # noqa: SIM118
+      part = file.get_slice(name)
+      if dtype := _FLOATS.get(part.get_dtype()):
+        load = functools.partial(_load_tensor, path, file, name)
+        arrays[name] = Stored(tuple(part.get_shape()), np.dtype(dtype), load)
+      else:
+        arrays[name] = file.get_tensor(name)
     config = (file.metadata() or {}).get('config')
   return arrays, _parse(config, f"{path}: 'config' in its metadata") if config else {}
+
+
+def _load_tensor(path: Path, file, name: str) -> np.ndarray:
+  with _reading(path):
+    return file.get_tensor(name)
 
 
 class _OfNumPy(pickle.Unpickler):

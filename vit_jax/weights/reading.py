@@ -1,15 +1,18 @@
-"""A source of weights, whatever it is, to parameters under our names.
+"""Opens a source of weights: its header first, then its parameters under our names.
 
 A source is a file (.npz, .safetensors), a hub folder, the folder of a run, a name of the
 zoo, or a URL (gs://, https://, hf:OWNER/NAME). RUN is the newest step of a run, RUN@best
-the best by config.checkpoint.best, RUN@500 that of this number.
+the best by config.checkpoint.best, RUN@500 the step of this number.
 """
 
 import contextlib
-import math
+import dataclasses
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
 
 from vit_jax import models
 from vit_jax.check import bind
@@ -20,28 +23,40 @@ from vit_jax.weights import download, formats, pipelines, readers, runs, tuned, 
 from vit_jax.weights.adapt import Method, fit
 from vit_jax.weights.configs import Facts, drop_nulls
 from vit_jax.weights.families import text as families_text
-from vit_jax.weights.source import Source, errors_of
-
-# Far beyond every published model; a config that says more would exhaust memory.
-_MOST_TOKENS = 1 << 16
+from vit_jax.weights.rename import Table
+from vit_jax.weights.source import Header, Source, check_size, name_source
 
 
-def read(
+def read_header(
   source: str,
   *,
   variant: str | None = None,
   ema: bool = False,
   weights: str | None = None,
   **fields,
-) -> Source:
-  """Returns the parameters of a source; arguments as those of `load`."""
+) -> Header:
+  """Returns the header of a source; arguments as those of `load`."""
   if (run := runs.find(source)) is not None:
-    return runs.read(source, *run, ema, weights, fields, _of_weights)
+    folder, which = run
+    return runs.read_header(
+      source,
+      folder,
+      which=which,
+      ema=ema,
+      weights=weights,
+      fields=fields,
+      fit_frozen=_fit_section,
+    )
   for key, value in (('ema', ema), ('weights', weights)):
     if value:
       raise UserError(f'{source} is not a run of vit_jax: {key} is for runs only.')
   _check_is_no_model(str(source))
-  return _read_file(str(source), variant, fields)
+  return _read_file_header(str(source), variant, fields)
+
+
+def read(source: str, **options) -> Source:
+  """Returns the parameters of a source; arguments as those of `read_header`."""
+  return read_header(source, **options).read()
 
 
 def from_section(
@@ -51,13 +66,34 @@ def from_section(
   ema: bool = False,
   skip: list[str] = (),
   resize: Method = 'origin',
-) -> Source:
-  """Returns the parameters that the config's section `weights` names.
+) -> Header:
+  """Returns the header of the weights that the config's section `weights` names.
 
-  Parameters that tuning added are merged. `skip` and `resize` are for `fit`, later.
+  `skip` and `resize` are for `fit_section`, later.
   """
   del skip, resize
-  return tuned.folded(read(source, variant=variant, ema=ema))
+  return read_header(source, variant=variant, ema=ema)
+
+
+def fit_section(
+  header: Header, section: dict, model, image_size: tuple[int, int]
+) -> tuple[dict, str]:
+  """Reads the arrays and fits them to a model, as the section `weights` says.
+
+  Parameters that tuning added to the weights are merged into their own.
+
+  Returns:
+    ({name: array} of the model's variables, lines on the fate of every name).
+  """
+  source = tuned.merge(header.read())
+  options = {key: section[key] for key in ('skip', 'resize') if key in section}
+  taken, report = fit(source, model, image_size, **options)
+  return taken, report.describe(source)
+
+
+def _fit_section(section: dict, model, image_size: tuple[int, int]) -> dict:
+  """Returns {name: array} of a model's variables, by the section `weights` of a run."""
+  return fit_section(from_section(**section), section, model, image_size)[0]
 
 
 # Fields of a head, and the dtype: as a backbone, a model has those of the one around it.
@@ -90,28 +126,38 @@ def lacks_backbone(model: dict) -> bool:
   return not inside or lacks_backbone(inside)
 
 
-def _of_weights(section: dict, model, image_size: tuple[int, int]) -> dict:
-  """Returns {name: array} of a model's variables, by the section `weights` of a run."""
-  options = {k: v for k, v in section.items() if k in ('skip', 'resize')}
-  return fit(from_section(**section), model, image_size, **options)[0]
+# -- files ----------------------------------------------------------------------------
 
 
-def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileHeader(Header):
+  """The header of a file of weights."""
+
+  arrays: Mapping  # the model's, under the file's names
+  table: Table  # renames them
+  shapes: dict[str, tuple[int, ...]]  # of the parameters, under our names
+  unused: list[str]  # names of the other arrays
+  text: families_text.TextArrays | None  # the arrays of a text tower
+
+  def read(self) -> Source:
+    """Reads, renames and converts the arrays to float32."""
+    with name_source(f'{self.source}, {self.format} {self.family}'):
+      arrays = {name: np.asarray(x) for name, x in self.arrays.items()}
+      flat = formats.rename_arrays(arrays, self.table, self.family)
+    flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
+    return Source(**self.describe(), flat=flat, unused=self.unused, text=self.text)
+
+
+def _read_file_header(source: str, variant: str | None, overrides: dict) -> FileHeader:
   entry = zoo.ENTRIES.get(source)
   path = download.locate(entry.url if entry else source, zoo.ENTRIES)
-  try:
-    raw = readers.read(path)
-  except UserError as error:
-    again = f' Remove {path} to download it again.' if download.is_cached(path) else ''
-    raise UserError(f'{error}{again}') from None
-  if tuned.KEY in raw.config:
-    raise UserError(f'{source} is tuned_only: load(WEIGHTS, tune={source!r}).')
-  config = drop_nulls(raw.config)
-  with errors_of(source):
-    text, arrays = families_text.split(raw.arrays, config, path)
+  content = _read_content(source, path)
+  config = drop_nulls(content.config)
+  with name_source(source):
+    text, arrays = families_text.split(content.arrays, config, path)
     format, arrays, unused = formats.detect(arrays, config, source)
   bind(f'model {format.family}', overrides, models.signature(format.family))
-  with errors_of(f'{source}, {format.name} {format.family}'):
+  with name_source(f'{source}, {format.name} {format.family}'):
     facts = format.facts(config, source)
     if facts.pp:
       registry.parse(facts.pp)  # a mistake is reported here, not at the first image
@@ -119,63 +165,54 @@ def _read_file(source: str, variant: str | None, overrides: dict) -> Source:
       _check_architecture(facts)
     sized = models.resolve(format.family, variant)[1] if variant else {}
     usual = _heads_by_name(facts, source) | sized
-    facts = facts._replace(fields=_needed(format, arrays, facts, usual, overrides))
-    section, flat = format.read(arrays, facts)
-    section.pop('name')
-    fields = section | sized | overrides
+    facts = format.complete_facts(arrays, facts, usual, overrides)
+    parsed = format.parse(arrays, facts)
+    fields = parsed.fields | sized | overrides
     family = models.family(format.family, **fields)
-    size = _image_size(format, facts, flat, section, family)
-    names = facts.class_names
-    names = names or zoo.class_names(source, path, config, section.get('num_classes'))
+    stride = family.stride(fields)
+    size = facts.image_size
+    if size:
+      check_size(size, stride)
+    elif grid := format.grid(parsed.blanks, parsed.fields):
+      size = grid[0] * stride[0], grid[1] * stride[1]
+    elif entry:
+      size = entry.resolution, entry.resolution
+    names = facts.class_names or zoo.class_names(
+      source, path, config, parsed.fields.get('num_classes')
+    )
     # A model without an image takes maps, of images of any number of channels.
-    channels = 3 if family.inputs else flat[family.stem(flat)].shape[2]
-  size = size or (entry and (entry.resolution,) * 2)
-  arguments = (format.name, format.family, fields, flat, size, channels, names)
-  pp = facts.pp or pipelines.read_timm(facts.images or {}, size)
-  more = {'resize': format.resize(fields), 'text': text}
-  return Source(source, *arguments, pp, unused, **more)
+    channels = 3
+    if not family.inputs:
+      channels = parsed.blanks[family.stem(parsed.blanks)].shape[2]
+    pp = facts.pp or pipelines.read_timm(facts.images or {}, size)
+  return FileHeader(
+    source=source,
+    format=format.name,
+    family=format.family,
+    fields=fields,
+    image_size=size,
+    channels=channels,
+    class_names=names,
+    pp=pp,
+    resize=format.resize(fields),
+    arrays=arrays,
+    table=parsed.table,
+    shapes={name: x.shape for name, x in parsed.blanks.items()},
+    unused=unused,
+    text=text,
+  )
 
 
-def _needed(format, arrays, facts: Facts, usual: dict, given: dict) -> dict:
-  """Returns fields with those that a format needs; ValueError if nothing tells them."""
-  fields = {key: usual[key] for key in format.needs if key in usual}
-  fields |= format.tells(arrays) | facts.fields
-  fields |= {key: given[key] for key in format.needs if key in given}
-  if missing := [key for key in format.needs if key not in fields]:
-    sized = "variant='B/16' or " if missing == ['num_heads'] else ''
-    raise ValueError(
-      f"neither arrays nor the file's name tell {' and '.join(missing)}: pass {sized}"
-      f'{", ".join(f"{key}=..." for key in missing)}, or keep the published name'
-    )
-  return fields
-
-
-def _image_size(format, facts: Facts, flat, fields: dict, family):
-  """Returns (H, W) in pixels that the parameters are for, None if nothing tells."""
-  stride = family.stride(fields)
-  if facts.image_size:
-    check_size(facts.image_size, stride)
-    return facts.image_size
-  grid = format.grid(flat, fields)
-  return grid and (grid[0] * stride[0], grid[1] * stride[1])
-
-
-def check_size(image_size: tuple[int, int], strides: tuple[int, int]) -> None:
-  """Raises UserError for images of more tokens than fit into memory."""
-  if math.prod(n // s for n, s in zip(image_size, strides, strict=True)) > _MOST_TOKENS:
-    raise UserError(f'image_size={image_size}: up to {_MOST_TOKENS:,} tokens.')
-
-
-def usual_size(source: Source) -> tuple[int, int]:
-  """Returns (H, W) of a source's images in pixels: 224, where it does not say."""
-  if source.image_size:
-    return source.image_size
-  family = models.family(source.family, **source.fields)
-  if family.position in source.flat:
-    raise UserError(
-      f'{source.source}: its positions are not of a square: pass image_size=(H, W).'
-    )
-  return 224, 224
+def _read_content(source: str, path: Path) -> readers.Raw:
+  """Returns the arrays and the config of a file or of a hub folder."""
+  try:
+    content = readers.read(path)
+  except UserError as error:
+    again = f' Remove {path} to download it again.' if download.is_cached(path) else ''
+    raise UserError(f'{error}{again}') from None
+  if tuned.KEY in content.config:
+    raise UserError(f'{source} is tuned_only: load(WEIGHTS, tune={source!r}).')
+  return content
 
 
 def _check_is_no_model(source: str) -> None:

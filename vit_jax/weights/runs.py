@@ -1,9 +1,11 @@
 """A run's folder as a source of weights: RUN, RUN@best or RUN@STEP."""
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +15,13 @@ from vit_jax import config as config_lib
 from vit_jax import distributed, files, models, tasks, trees, tune
 from vit_jax.errors import NoUsableCheckpoint, UserError
 from vit_jax.weights import adapt, readers
-from vit_jax.weights.source import Source
+from vit_jax.weights.source import Header, Source
 
 
 def find(source) -> tuple[Path, str | None] | None:
   """Returns (folder, the text after the @ or None) if the source is a run's, else None."""
   text = str(source)
-  # A file of weights: the bucket need not be asked.
+  # Weight files need no request to the bucket.
   if '://' in text and (not files.is_url(text) or text.endswith(readers.SUFFIXES)):
     return None
   base, _, step = text.rpartition('@')
@@ -41,61 +43,108 @@ def _is_run(folder: Path) -> bool:
   return (folder / 'checkpoints').is_dir() and (folder / 'config.json').is_file()
 
 
-def read(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunHeader(Header):
+  """The header of a run: its config."""
+
+  folder: Path
+  config: dict
+  model: Any  # without the fields that the caller changes
+  which: str | None  # the text after the @
+  ema: bool
+  weights: str | None  # where the frozen parameters are, if they have moved
+  # (section `weights`, model, image size) -> {name: array}, the frozen parameters.
+  fit_frozen: Callable[[dict, Any, tuple[int, int]], dict]
+
+  def read(self) -> Source:
+    """Restores the step, and opens the frozen parameters where they are."""
+    from vit_jax.weights.steps import Steps  # imports Orbax
+
+    H, W, C = self.config['resolved']['image_shape']
+    section = self.config.get('tune', {})
+    tuned, _ = tune.attach(self.model, self.model.family, (H, W, C), **section)
+    abstract = tuned.shapes((H, W, C))
+    saved = Steps(self.folder, self.config)
+    step = saved.choose(self.source, self.which)
+    with saved.checkpoints as checkpoints:
+      frozen = self._read_frozen(checkpoints.list_frozen(step))
+      own = tasks.class_of(self.config).OWN  # parameters below that name are the task's
+
+      def restore(step):
+        shapes = saved.shapes(step) if own and step is not None else {}
+        below = {n: s for n, (s, _) in shapes.items() if n.partition('/')[0] == own}
+        below = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in below.items()}
+        params = trees.combine(abstract['params'], trees.unflatten(below))
+        variables, _ = checkpoints.restore_variables(
+          {**abstract, 'params': params}, ema=self.ema, frozen=frozen, step=step
+        )
+        variables['params'].pop(own, None)
+        return variables
+
+      if step is None:
+        step, variables = _restore_newest(self.folder, saved.steps, restore)
+      else:
+        variables = restore(step)
+    flat = trees.flatten_variables(jax.tree.map(np.asarray, variables))
+    added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
+    flat = adapt.unstack(flat, self.model.family)
+    section = section if added else {}
+    return Source(**self.describe(), flat=flat, step=step, tune=section, added=added)
+
+  def _read_frozen(self, names: list[str]) -> dict:
+    """Returns {name: array} of the frozen parameters; checkpoints compare fingerprints."""
+    moved = self.weights
+    if not names:
+      if moved:
+        raise UserError(f'weights={moved!r}: {self.folder} trained every parameter.')
+      return {}
+    section = self.config['weights'] | ({'source': moved} if moved else {})
+    try:
+      return self.fit_frozen(section, self.model, self.image_size)
+    except UserError as error:
+      raise UserError(
+        f'{error} {self.folder} has {len(names)} parameters of config.weights.source='
+        f'{section["source"]!r}: if that has moved, pass weights=SOURCE '
+        '(--weights SOURCE).'
+      ) from error
+
+
+def read_header(
   source,
   folder: Path,
+  *,
   which: str | None,
   ema: bool,
   weights: str | None,
   fields: dict,
-  of_weights: Callable,
-) -> Source:
-  """Returns the parameters of a step of a run; arguments as those of `load`.
-
-  Frozen ones are of_weights(section `weights`, model, image size) -> {name: array}.
-  """
-  from vit_jax.weights.steps import Steps  # imports Orbax
-
+  fit_frozen: Callable,
+) -> RunHeader:
+  """Returns the header of a run; arguments as those of `load` and `RunHeader`."""
   config = config_lib.read(folder)
   resolved, section = config['resolved'], dict(config['model'])
   name, variant = section.pop('name'), section.pop('variant', None)
   family, own_fields = models.resolve(name, variant, **section)
   H, W, C = resolved['image_shape']
-  model = models.build(family, **own_fields)
-  section = config.get('tune', {})
-  tuned, _ = tune.attach(model, model.family, (H, W, C), **section)
-  abstract = tuned.shapes((H, W, C))
-  saved = Steps(folder, config)
-  step = saved.choose(source, which)
-  with saved.checkpoints as checkpoints:
-    names = checkpoints.list_frozen(step)
-    frozen = _frozen(folder, config, model, names, weights, of_weights)
-    own = tasks.class_of(config).OWN  # parameters below that name are the task's
-
-    def restore(step):
-      shapes = saved.shapes(step) if own and step is not None else {}
-      below = {n: s for n, (s, _) in shapes.items() if n.partition('/')[0] == own}
-      below = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in below.items()}
-      params = trees.combine(abstract['params'], trees.unflatten(below))
-      variables, _ = checkpoints.restore_variables(
-        {**abstract, 'params': params}, ema=ema, frozen=frozen, step=step
-      )
-      variables['params'].pop(own, None)
-      return variables
-
-    if step is None:
-      step, variables = _newest(folder, saved.steps, restore)
-    else:
-      variables = restore(step)
-  flat = trees.flatten_variables(jax.tree.map(np.asarray, variables))
-  added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
-  flat = adapt.unstack(flat, model.family)
-  classes, section = resolved.get('class_names'), section if added else {}
-  arguments = (family, own_fields | fields, flat, (H, W), C, classes, pipeline(config))
-  return Source(str(source), 'run', *arguments, [], step, section, added)
+  return RunHeader(
+    source=str(source),
+    format='run',
+    family=family,
+    fields=own_fields | fields,
+    image_size=(H, W),
+    channels=C,
+    class_names=resolved.get('class_names'),
+    pp=pipeline(config),
+    folder=folder,
+    config=config,
+    model=models.build(family, **own_fields),
+    which=which,
+    ema=ema,
+    weights=weights,
+    fit_frozen=fit_frozen,
+  )
 
 
-def _newest(folder, steps: list[int], restore: Callable) -> tuple[int, dict]:
+def _restore_newest(folder, steps: list[int], restore: Callable) -> tuple[int, dict]:
   """Returns (step, variables) of the newest step that is not damaged."""
   for step in reversed(steps):
     with contextlib.suppress(NoUsableCheckpoint):
@@ -104,23 +153,6 @@ def _newest(folder, steps: list[int], restore: Callable) -> tuple[int, dict]:
         distributed.say(f'{folder}: step {steps[-1]} is damaged; using step {step}')
       return step, variables
   return None, restore(None)  # raises, with what is wrong with each
-
-
-def _frozen(folder, config, model, names: list[str], weights, of_weights) -> dict:
-  """Returns {name: array} of a run's frozen parameters; their fingerprints are compared."""
-  if not names:
-    if weights:
-      raise UserError(f'weights={weights!r}: {folder} trained every parameter.')
-    return {}
-  section = config['weights'] | ({'source': weights} if weights else {})
-  try:
-    size = tuple(config['resolved']['image_shape'][:2])
-    return of_weights(section, model, size)
-  except UserError as error:
-    raise UserError(
-      f'{error} {folder} has {len(names)} parameters of config.weights.source='
-      f'{section["source"]!r}: if that has moved, pass weights=SOURCE (--weights SOURCE).'
-    ) from error
 
 
 def pipeline(config: dict) -> str | None:

@@ -1,50 +1,100 @@
-"""Parameters as a source holds them."""
+"""What a source of weights says about them, without and with their arrays."""
 
+import abc
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from vit_jax import models
 from vit_jax.errors import UserError, one_line
 
+# Far beyond every published model; a config that says more would exhaust memory.
+_MOST_TOKENS = 1 << 16
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-  """Parameters read from a source, and the model they belong to."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Description:
+  """The facts about weights that need none of their arrays."""
 
   source: str  # as the user wrote it
-  format: (
-    str  # google, big_vision, timm, hf, bit, authors, open_clip, detectron2, or run
-  )
-  family: str  # a key of models.MODELS
+  # google, big_vision, timm, hf, bit, authors, open_clip, detectron2, or run
+  format: str
+  family: str  # a key of `models.MODELS`
   fields: dict  # the model's
-  # Our names, see `trees.flatten_variables`, blocks not stacked, float32; batch statistics too.
-  flat: dict[str, np.ndarray]
   image_size: tuple[int, int] | None  # (H, W) in pixels; None: unknown
   channels: int  # the images'
-  class_names: list[str] | None  # one per class
-  pp: str | None  # the evaluation pipeline
-  unused: list[str]  # names in the source that are not parameters of the model
+  class_names: list[str] | None = None  # one per class
+  pp: str | None = None  # the evaluation pipeline
+  # How the publisher's code resizes position embeddings, see `adapt.RESIZERS`.
+  resize: str = 'bilinear'
+
+  def describe(self) -> dict[str, Any]:
+    """Returns {name: value} of these facts."""
+    names = [field.name for field in dataclasses.fields(Description)]
+    return {name: getattr(self, name) for name in names}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Header(Description, abc.ABC):
+  """The description of a file or a run, whose arrays are not read yet."""
+
+  @abc.abstractmethod
+  def read(self) -> 'Source':
+    """Reads the arrays."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source(Description):
+  """The parameters of a source, and the model they belong to."""
+
+  # Our names, see `trees.flatten_variables`, blocks not stacked, float32; batch
+  # statistics too.
+  flat: dict[str, np.ndarray]
+  # Names in the source that are not parameters of the model.
+  unused: list[str] = dataclasses.field(default_factory=list)
   step: int | None = None  # the step that was read from a run
   # The config's section, where tuning added parameters; else {}.
   tune: dict = dataclasses.field(default_factory=dict)
-  # Those, 'tune/...', and their batch statistics; None: they start as in training.
+  # The added parameters, 'tune/...', and their batch statistics; None: they start as in
+  # training.
   added: dict[str, np.ndarray] | None = dataclasses.field(default_factory=dict)
   # The arrays of a text tower in the same file, a `families.text.TextArrays`, or None.
   text: Any = None
-  resize: str = 'bilinear'  # how its code resizes positions, see `adapt.RESIZERS`
 
   @property
   def origin(self) -> str:
-    """'timm vit'; of a run also the step: 'run vit, step 500'."""
+    """'timm vit'; for a run also the step: 'run vit, step 500'."""
     step = '' if self.step is None else f', step {self.step}'
     return f'{self.format} {self.family}{step}'
 
+  def usual_size(self) -> tuple[int, int]:
+    """Returns (H, W) of the source's images in pixels, 224 where it does not say.
+
+    Raises:
+      UserError: if the size is unknown and the position embeddings depend on it.
+    """
+    if self.image_size:
+      return self.image_size
+    family = models.family(self.family, **self.fields)
+    if family.position in self.flat:
+      raise UserError(
+        f'{self.source}: its positions are not of a square: pass image_size=(H, W).'
+      )
+    return 224, 224
+
+
+def check_size(image_size: tuple[int, int], strides: tuple[int, int]) -> None:
+  """Raises UserError for images of more tokens than fit into memory."""
+  if math.prod(n // s for n, s in zip(image_size, strides, strict=True)) > _MOST_TOKENS:
+    raise UserError(f'image_size={image_size}: up to {_MOST_TOKENS:,} tokens.')
+
 
 @contextlib.contextmanager
-def errors_of(source: str) -> Iterator[None]:
+def name_source(source: str) -> Iterator[None]:
   """Turns errors of odd names, shapes and configs into a line that begins with `source`."""
   try:
     yield

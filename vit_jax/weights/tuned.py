@@ -20,7 +20,7 @@ from vit_jax.checkpoint import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.weights import readers
 from vit_jax.weights.adapt import check_finite, fit
-from vit_jax.weights.source import Source, errors_of
+from vit_jax.weights.source import Source, name_source
 
 KEY = 'vit_jax_tuned'  # the key of the record in the config of such a file
 _Side = Annotated[int, check.Range(1, 2**14)]  # pixels
@@ -40,7 +40,7 @@ def _record(
 ): ...
 
 
-def folded(source: Source) -> Source:
+def merge(source: Source) -> Source:
   """Merges the parameters that tuning added into the model's own."""
   if not source.tune:
     return source
@@ -49,7 +49,7 @@ def folded(source: Source) -> Source:
   return dataclasses.replace(source, flat=flat, tune={}, added={})
 
 
-def record(source: Source, trained: list[str], section: dict) -> tuple[dict, dict]:
+def make_record(source: Source, trained: list[str], section: dict) -> tuple[dict, dict]:
   """Returns (arrays, config) of a file of the parameters `trained` alone.
 
   The others are of the config's section `weights`.
@@ -79,8 +79,8 @@ def apply(source: Source, path: str | Path) -> Source:
   """
   _check_untuned(source)
   raw = readers.read(path)
-  config = _checked(path, raw.config.get(KEY))
-  with errors_of(path):
+  config = _check_record(path, raw.config.get(KEY))
+  with name_source(path):
     added, own = _parts(raw.arrays)
     if added and not config['tune']:
       raise ValueError(f'it holds {next(iter(added))}, and its config no tune')
@@ -120,12 +120,12 @@ def _parts(arrays: dict) -> tuple[dict, dict]:
   """Returns the parameters that were added, and the model's, {name: float32}."""
   if odd := [n for n, x in arrays.items() if not np.issubdtype(x.dtype, np.floating)]:
     raise ValueError(f'{odd[0]} is {arrays[odd[0]].dtype}, parameters are float32')
-  flat = {name: x.astype(np.float32) for name, x in arrays.items()}
+  flat = {name: np.asarray(x, np.float32) for name, x in arrays.items()}
   added = {name: flat.pop(name) for name in arrays if tune.is_added(name)}
   return added, flat
 
 
-def _checked(path, config) -> dict:
+def _check_record(path, config) -> dict:
   """Returns the record of a tuned file; UserError for anything else."""
   if not isinstance(config, dict):
     raise UserError(f'{path} is not by vit_jax convert RUN FILE --tuned_only.')
@@ -149,14 +149,14 @@ def _check_untuned(source: Source) -> None:
     raise UserError(f'{source.source} is tuned already, by {source.tune["method"]}.')
 
 
-def with_section(source: Source, section: dict) -> Source:
+def add_section(source: Source, section: dict) -> Source:
   """Returns a source to which a `tune` section adds parameters that are not there yet."""
   _check_section('tune', section)
   _check_untuned(source)
   return dataclasses.replace(source, tune=section, added=None)
 
 
-def attached(model, source: Source, shape: tuple[int, int, int], flat: dict):
+def attach(model, source: Source, shape: tuple[int, int, int], flat: dict):
   """Returns (model, {name: array}) with the parameters that the source's tuning adds."""
   family = model.family
   model, _ = tune.attach(model, family, shape, **source.tune)
@@ -175,6 +175,6 @@ def attached(model, source: Source, shape: tuple[int, int, int], flat: dict):
       f'{source.source}: {differ[0]} is {sizes.get(differ[0])}, {source.tune["method"]} '
       f'makes it {expected.get(differ[0])} here: leave image_size and fields as they were.'
     )
-  with errors_of(source.source):
+  with name_source(source.source):
     check_finite(added)
   return model, flat | added

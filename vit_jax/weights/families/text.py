@@ -73,7 +73,7 @@ def read(tower: TextArrays, image: dict[str, Any]) -> Text:
     image: fields of the image tower. In OpenAI's files both towers have its activation.
   """
   cut = lambda name: re.sub(r'^(params/)?(txt/|text\.)?', '', name)
-  arrays = {cut(name): x for name, x in tower.arrays.items()}
+  arrays = {cut(name): np.asarray(x) for name, x in tower.arrays.items()}
   return _READERS[tower.format](arrays, tower.config, image)
 
 
