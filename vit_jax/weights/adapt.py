@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from vit_jax import resample, trees
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 from vit_jax.models.base import Family
 from vit_jax.models.vit_later import has_cls
 from vit_jax.nn.positions import sincos2d
@@ -26,6 +26,8 @@ from vit_jax.weights.source import Source, name_source
 _STATS = f'{trees.STATS}/'
 Shapes = Mapping[str, tuple[int, ...]]
 MOST_LAYERS = 1_000  # far beyond every published model
+# Far beyond every published model; a config that says more would exhaust memory.
+_MOST_TOKENS = 1 << 16
 
 _pixels = functools.partial(functools.partial, resample.matrix)
 # How an axis of positions is resized: (old, new) -> matrix [new, old].
@@ -228,13 +230,16 @@ def fit(
   """
   resize = source.resize if resize == 'origin' else resize
   with name_source(source.source):
+    family, fields = model.family, model.fields()
+    _check_size(image_size, family.stride(fields))
     source, new, notes = started(source, model, resize)
     abstract = model.shapes((*image_size, source.channels))
     shapes = {name: x.shape for name, x in trees.flatten_variables(abstract).items()}
     flat = as_variables(source.flat, shapes)
-    resized, changes = _resized(source, flat, model, shapes, image_size, resize)
+    resized, changes = _resized(
+      source, flat, family, fields, shapes, image_size, resize
+    )
     flat |= resized
-    family = model.family
     if any(family.is_stacked(name) for name in shapes):
       flat = stack(flat, family)
     skip = [*skip, *new]
@@ -246,6 +251,12 @@ def fit(
   return taken, report._replace(
     notes=[*notes, *changes], unused=[*report.unused, *unused]
   )
+
+
+def _check_size(image_size: tuple[int, int], strides: tuple[int, int]) -> None:
+  """Raises UserError for images of more tokens than fit into memory."""
+  if math.prod(n // s for n, s in zip(image_size, strides, strict=True)) > _MOST_TOKENS:
+    raise UserError(f'image_size={image_size}: up to {_MOST_TOKENS:,} tokens.')
 
 
 def check_finite(arrays: Arrays) -> None:
@@ -292,9 +303,10 @@ def _classes(shapes: Shapes) -> int | None:
 # -- patches, positions, offsets ------------------------------------------------------
 
 
-def _resized(source, flat, model, shapes, image_size, method) -> tuple[dict, list[str]]:
+def _resized(
+  source, flat, family, fields, shapes, image_size, method
+) -> tuple[dict, list[str]]:
   """Returns ({name: array of the model's shape}, what was resized, as text)."""
-  family, fields = model.family, model.fields()
   resized, notes, old_fields = {}, [], fields
   grid = lambda size, fields: tuple(map(operator.floordiv, size, family.stride(fields)))
   kernel, shape = flat.get(family.patches), shapes.get(family.patches, ())

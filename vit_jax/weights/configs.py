@@ -169,13 +169,6 @@ def epsilon(value) -> float:
   return value
 
 
-def drop_nulls(value):
-  """Removes the keys that are null from a JSON value: null stands for the default."""
-  if not isinstance(value, dict):
-    return value
-  return {k: drop_nulls(v) for k, v in value.items() if v is not None}
-
-
 def section(config: dict, key: str) -> dict:
   """Returns the object at a key of a config, or {} if the key is absent."""
   value = config.get(key, {})

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.registry import Registry
-from vit_jax.weights import adapt, configs, rename
+from vit_jax.weights import adapt, readers, rename
 from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.rename import Arrays, Table
 
@@ -159,10 +159,8 @@ class Format:
     zeros = {
       n: np.broadcast_to(np.zeros((), x.dtype), x.shape) for n, x in arrays.items()
     }
-    table = self.rules
-    if callable(table):
-      table = table(adapt.unstack(zeros, models.family(self.family)), facts)
-    blanks = rename_arrays(zeros, table, self.family)
+    table = self.rules(zeros, facts) if callable(self.rules) else self.rules
+    blanks = rename_arrays(zeros, table)
     fields = _over(facts.fields, self.infer(blanks))
     fields |= self.conclude(blanks, fields, facts)
     body = fields.get('backbone') or fields
@@ -190,7 +188,7 @@ class Format:
       rules = rules(flat, Facts(fields))
     arrays = rename.to_theirs(flat, rules) | self.writer.buffers(flat, fields)
     format, parameters, _ = detect(arrays, config)
-    facts = format.facts(configs.drop_nulls(config), '')
+    facts = format.facts(readers.drop_nulls(config), '')
     facts = facts._replace(fields=format.tells(parameters) | facts.fields)
     again = format.parse(parameters, facts).fields
     self._check_equal(fields, models.build(self.family, **again).fields())
@@ -206,13 +204,13 @@ class Format:
         )
 
 
-def rename_arrays(arrays: Arrays, table: Table, family: str) -> Arrays:
-  """Returns a file's arrays under our names, blocks not stacked.
+def rename_arrays(arrays: Arrays, table: Table) -> Arrays:
+  """Returns a file's arrays under our names.
 
   Raises:
     ValueError: for an array that the table does not have, or one of integers.
   """
-  flat, unknown = rename.to_ours(adapt.unstack(arrays, models.family(family)), table)
+  flat, unknown = rename.to_ours(arrays, table)
   if unknown:
     raise ValueError(
       f'{len(unknown)} of its {len(arrays)} arrays are not part of that architecture: '
@@ -247,7 +245,10 @@ def writer(family: str, to: str) -> Format:
 def detect(
   arrays: Arrays, config: dict, source: str = ''
 ) -> tuple[Format, Arrays, list[str]]:
-  """Returns (format, parameters under their plain names, names left out)."""
+  """Returns (format, parameters under their plain names, names left out).
+
+  The parameters of scanned blocks, as in files by big_vision, are no longer stacked.
+  """
   skipped, file = [], Path(source).name
   for prefix in _PREFIXES:
     inside = {
@@ -266,6 +267,7 @@ def detect(
     markers = (format.marker,) if isinstance(format.marker, str) else format.marker
     if all(map(has, markers)) and format.when(config, file):
       inside, more = _inside(arrays, format)
+      inside = adapt.unstack(inside, models.family(format.family))
       return format, inside, [*skipped, *more]
   formats = sorted({f'{f.name} ({f.family})' for f in all_formats()})
   kind = {k: config[k] for k in ('model_type', 'architecture') if k in config}

@@ -14,7 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.weights import adapt, image_text, pipelines, tuned
 from vit_jax.weights.loaded import Loaded
 from vit_jax.weights.reading import read_header
-from vit_jax.weights.source import Source, check_size, name_source
+from vit_jax.weights.source import Source, name_source
 
 
 def load(
@@ -84,7 +84,6 @@ def load(
       built = models.build(**{'name': model} if isinstance(model, str) else model)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   size = tuple(size) if size else origin.usual_size()
-  check_size(size, built.family.stride(built.fields()))
   loaded = _place(origin, built, size, skip, resize)
   if origin.text is None or model or tune or 'num_classes' in fields:
     return loaded

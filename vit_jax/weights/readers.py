@@ -61,7 +61,8 @@ class Raw(NamedTuple):
   """The content of a file, under its own names."""
 
   arrays: dict[str, np.ndarray | Stored]
-  config: dict  # config.json beside it, or the embedded config; {} for none
+  # config.json beside it, or the embedded config, without nulls; {} for none.
+  config: dict
 
 
 def read(path: str | Path) -> Raw:
@@ -76,7 +77,14 @@ def read(path: str | Path) -> Raw:
     if not x.size or (x.dtype.kind not in 'biufc' and x.dtype != jnp.bfloat16):
       what = f'has the type {x.dtype}, which is not numeric' if x.size else 'is empty'
       raise UserError(f'{path}: array {name!r} {what}.')
-  return raw
+  return raw._replace(config=drop_nulls(raw.config))
+
+
+def drop_nulls(value):
+  """Removes the keys that are null from a JSON value: null stands for the default."""
+  if not isinstance(value, dict):
+    return value
+  return {k: drop_nulls(v) for k, v in value.items() if v is not None}
 
 
 def _reading(what):

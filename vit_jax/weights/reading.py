@@ -21,10 +21,10 @@ from vit_jax.errors import UserError
 from vit_jax.models import hub
 from vit_jax.weights import download, formats, pipelines, readers, runs, tuned, zoo
 from vit_jax.weights.adapt import Method, fit
-from vit_jax.weights.configs import Facts, drop_nulls
+from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import text as families_text
 from vit_jax.weights.rename import Table
-from vit_jax.weights.source import Header, Source, check_size, name_source
+from vit_jax.weights.source import Header, Source, name_source
 
 
 def read_header(
@@ -143,7 +143,7 @@ class FileHeader(Header):
     """Reads, renames and converts the arrays to float32."""
     with name_source(f'{self.source}, {self.format} {self.family}'):
       arrays = {name: np.asarray(x) for name, x in self.arrays.items()}
-      flat = formats.rename_arrays(arrays, self.table, self.family)
+      flat = formats.rename_arrays(arrays, self.table)
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     return Source(**self.describe(), flat=flat, unused=self.unused, text=self.text)
 
@@ -152,7 +152,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> File
   entry = zoo.ENTRIES.get(source)
   path = download.locate(entry.url if entry else source, zoo.ENTRIES)
   content = _read_content(source, path)
-  config = drop_nulls(content.config)
+  config = content.config
   with name_source(source):
     text, arrays = families_text.split(content.arrays, config, path)
     format, arrays, unused = formats.detect(arrays, config, source)
@@ -169,13 +169,11 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> File
     parsed = format.parse(arrays, facts)
     fields = parsed.fields | sized | overrides
     family = models.family(format.family, **fields)
-    stride = family.stride(fields)
     size = facts.image_size
-    if size:
-      check_size(size, stride)
-    elif grid := format.grid(parsed.blanks, parsed.fields):
+    if size is None and (grid := format.grid(parsed.blanks, parsed.fields)):
+      stride = family.stride(parsed.fields)
       size = grid[0] * stride[0], grid[1] * stride[1]
-    elif entry:
+    elif size is None and entry:
       size = entry.resolution, entry.resolution
     names = facts.class_names or zoo.class_names(
       source, path, config, parsed.fields.get('num_classes')

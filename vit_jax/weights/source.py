@@ -3,7 +3,6 @@
 import abc
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +10,6 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.errors import UserError, one_line
-
-# Far beyond every published model; a config that says more would exhaust memory.
-_MOST_TOKENS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,12 +81,6 @@ class Source(Description):
         f'{self.source}: its positions are not of a square: pass image_size=(H, W).'
       )
     return 224, 224
-
-
-def check_size(image_size: tuple[int, int], strides: tuple[int, int]) -> None:
-  """Raises UserError for images of more tokens than fit into memory."""
-  if math.prod(n // s for n, s in zip(image_size, strides, strict=True)) > _MOST_TOKENS:
-    raise UserError(f'image_size={image_size}: up to {_MOST_TOKENS:,} tokens.')
 
 
 @contextlib.contextmanager
