@@ -159,30 +159,12 @@ class Batches(abc.ABC):
 
   @functools.cached_property
   def spec(self) -> dict:
-    """Shapes and dtypes of a global batch as it leaves the host.
-
-    {name: `jax.ShapeDtypeStruct`}: 'image' uint8 or float32 [B, H, W, C]; 'label' int32
-    [B], or float32 [B, K] where images have several labels or pp an op for them; other
-    features of the source, in the shapes that pp gives them; 'mask' float32 [B], 0 for
-    padding and images that cannot be read; 'index' int32 [B], of the example in the split
-    (modulo 2**32), -1 for padding.
-    """
-    import jax
-
-    with prefix_errors(f'pp {self._preprocess.pp!r}'):
-      shapes = dict(self._preprocess.spec)
-    if self._preprocess.label is not None:
-      shapes['label'] = self._preprocess.label.shape, self._preprocess.label.dtype
-    shapes |= {'mask': ((), np.dtype(np.float32)), 'index': ((), np.dtype(np.int32))}
-    return {
-      key: jax.ShapeDtypeStruct((self.batch_size, *shape), dtype)
-      for key, (shape, dtype) in shapes.items()
-    }
+    """Shapes and dtypes of a global batch as it leaves the host, see `trace_batch`."""
+    return trace_batch(self._preprocess, self.batch_size)
 
   def finish_on_device(self, batch: dict) -> dict:
     """Finishes a batch inside jit: maps uint8 images to float32 in the range of `pp`."""
-    op = self._preprocess.on_device
-    return batch if op is None else op.scale_on_device(batch)
+    return self._preprocess.finish(batch)
 
   @abc.abstractmethod
   def _open(self, seed, host, hosts):
@@ -238,6 +220,28 @@ class EvalBatches(Batches):
     text, quiet = printable(f'{self.source.name}, {self.split}'), not is_first()
     with contextlib.closing(self._iterate(0, len(self))) as batches:
       yield from terminal.progress(batches, len(self), text, 'batches', quiet)
+
+
+def trace_batch(preprocess: Preprocess, batch_size: int) -> dict:
+  """Returns the shapes and dtypes of a global batch, as TensorFlow traces the pipeline.
+
+  {name: `jax.ShapeDtypeStruct`}: 'image' uint8 or float32 [B, H, W, C]; 'label' int32
+  [B], or float32 [B, K] where images have several labels or pp an op for them; other
+  features of the source, in the shapes that pp gives them; 'mask' float32 [B], 0 for
+  padding and images that cannot be read; 'index' int32 [B], of the example in the split
+  (modulo 2**32), -1 for padding.
+  """
+  import jax
+
+  with prefix_errors(f'pp {preprocess.pp!r}'):
+    shapes = dict(preprocess.spec)
+  if preprocess.label is not None:
+    shapes['label'] = preprocess.label.shape, preprocess.label.dtype
+  shapes |= {'mask': ((), np.dtype(np.float32)), 'index': ((), np.dtype(np.int32))}
+  return {
+    key: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
+    for key, (shape, dtype) in shapes.items()
+  }
 
 
 def scale_on_device(batch: dict) -> dict:

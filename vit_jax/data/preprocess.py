@@ -112,6 +112,12 @@ class Preprocess:
       row[name] = row[name].tobytes()
     return row
 
+  # --- in JAX ------------------------------------------------------------------------
+
+  def finish(self, batch: dict) -> dict:
+    """Runs the op on the device, if there is one, on a batch [B, ...] inside jit."""
+    return batch if self.on_device is None else self.on_device.scale_on_device(batch)
+
   # --- in TensorFlow -----------------------------------------------------------------
 
   def __call__(self, row: dict, u) -> dict:

@@ -149,13 +149,14 @@ def _check(config: dict, model: Mapping) -> None:
   data, model = config['data'], {**model, **config['model']}
   if 'name' not in model:  # the weights will bring it
     return
-  source = recipe.opened(data)
+  source = recipe.open_bundled(data)
   try:
-    shape = recipe.image_shape(data['pp'], source)
+    _, spec = recipe.trace(config, source)
   except (RunError, ValueError):
     pass  # the size depends on data that is not here yet
   else:
-    cost({'num_classes': getattr(source, 'num_classes', None) or 10, **model}, shape)
+    classes = getattr(source, 'num_classes', None) or 10
+    cost({'num_classes': classes, **model}, spec['image'].shape[1:])
   if source is not None or config.get('epochs') is None:
     steps = config_lib.total_steps(config, len(source or ()), data['batch_size'])
     with prefix_errors('config.optim'):

@@ -11,8 +11,9 @@ import jax
 from vit_jax import check, models, optim, sharding, tasks
 from vit_jax import config as config_lib
 from vit_jax.data import pipeline, sources
-from vit_jax.data.features import Feature, LabelFeature, own_classes
-from vit_jax.data.ops import arguments, registry
+from vit_jax.data.features import ImageFeature, LabelFeature, own_classes
+from vit_jax.data.preprocess import Preprocess
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 from vit_jax.tools.inspect.model import cost
@@ -72,14 +73,15 @@ def describe(config: dict, examples: int | None = None) -> dict:
     features is {name: [shape, dtype]} of an example besides its image.
   """
   data, model = config['data'], dict(config['model'])
-  source = opened(data)
+  source = open_bundled(data)
   epoch, classes = _size(config, source, examples)
   batch = data['batch_size']
   check.check('config.data.batch_size', batch, check.Count)
   steps = config_lib.total_steps(config, epoch or 0, batch)
   with check.prefix_errors('config.optim'):  # a schedule may refuse so few steps
     optim.build(**config['optim'], total_steps=steps, family=models.family(**model))
-  *resolution, channels = image_shape(data['pp'], source)
+  _, spec = trace(config, source)
+  *resolution, channels = spec['image'].shape[1:]
   size = cost({'num_classes': classes, **model}, (*resolution, channels))
   name, variant = model.pop('name'), model.pop('variant', None)
   classes = model.pop('num_classes', classes)
@@ -101,7 +103,11 @@ def describe(config: dict, examples: int | None = None) -> dict:
     'exaflops': flops.exa_training(size.operations, steps * batch),
     'tune': config['tune']['method'],
     'beside': tasks.class_of(config).OWN,
-    'features': _features(config, source, resolution),
+    'features': {
+      name: [list(x.shape[1:]), str(x.dtype)]
+      for name, x in spec.items()
+      if name not in ('image', 'mask', 'index')
+    },
   }
 
 
@@ -122,15 +128,10 @@ def trainer(config: dict, record: dict, mesh) -> Trainer:
     raise UserError(
       f'config.data.batch_size={batch} is no multiple of {parts}, data x fsdp x accum.'
     )
-  image = [*record['resolution'], record['channels']]
-  features = {'image': (image, 'uint8'), 'mask': ([], 'float32'), **record['features']}
-  spec = {
-    name: jax.ShapeDtypeStruct((batch, *shape), dtype)
-    for name, (shape, dtype) in features.items()
-  }
+  preprocess, spec = trace(config, open_bundled(config['data']))
   model = {**config['model'], 'num_classes': record['classes']}
   section = {**config, 'model': model, 'steps': record['steps']}
-  return Trainer(section, spec, mesh, pipeline.scale_on_device)
+  return Trainer(section, spec, mesh, preprocess.finish)
 
 
 def memory(config: dict, record: dict, axes: dict[str, int]) -> dict:
@@ -159,41 +160,42 @@ def render_memory(record: dict) -> str:
   )
 
 
-def _features(config: dict, source, size: list[int]) -> dict[str, list]:
-  """Returns {name: [shape, dtype]} of an example besides its image.
+class _Closed(Source):
+  """Stands for the data of a config that is not opened: it has features, no examples."""
 
-  No op resizes the other features, so that their shapes are those of the batch.
-  """
-  ops, outputs = registry.parse(config['data']['pp']), tasks.class_of(config).OUTPUTS
-  if source is not None:
-    declared = source.features
-  else:
-    declared = _FEATURES[outputs] if outputs in _FEATURES else {'label': LabelFeature()}
-  lengths = {}
-  for op in ops:
-    lengths |= op.apply.lengths if op.name == 'pad_to' else {}
-  features = {}
-  for name, feature in declared.items():
-    if isinstance(feature, LabelFeature):
-      features[name] = [[], 'int32']
-    elif isinstance(feature, Feature) and not feature.is_ragged:
-      features[name] = [list(feature.shape), feature.dtype]
-    # A ragged feature without a length is an error of the task.
-    elif isinstance(feature, Feature) and name in lengths:
-      features[name] = [[lengths[name], *feature.shape[1:]], feature.dtype]
-      features[f'{name}_mask'] = [[lengths[name]], 'float32']
-  if any(op.name == 'canvas' for op in ops):
-    features['image_mask'] = [list(size), 'uint8']
-  return features
+  def __init__(self, config: dict):
+    self.name, outputs = str(config['data']['source']), tasks.class_of(config).OUTPUTS
+    features = {'label': LabelFeature()}
+    if outputs in _FEATURES:
+      features = _FEATURES[outputs]
+    self.features = {'image': ImageFeature(), **features}
+
+  def __len__(self) -> int:
+    return 0
+
+  def read(self, indices) -> list[dict]:
+    return []
 
 
-def opened(data: dict):
+def open_bundled(data: dict) -> Source | None:
   """Returns the source of a section `data` where it opens at once, else None."""
   if str(data['source']).partition(':')[0] not in _FREE:
     return None
   options = data.get('source_options') or {}
   classes = data.get('classes')
   return sources.build(data['source'], data['split'], classes=classes, **options)
+
+
+def trace(config: dict, source: Source | None) -> tuple[Preprocess, dict]:
+  """Returns (the pipeline of a training, the spec of its batches): see `trace_batch`.
+
+  Args:
+    source: of `open_bundled`. None: it has the features that the task declares.
+  """
+  data, source = config['data'], source or _Closed(config)
+  with check.prefix_errors(f'pp {data["pp"]!r}'):
+    preprocess = Preprocess(data['pp'], source, source.num_classes or 1)
+  return preprocess, pipeline.trace_batch(preprocess, data['batch_size'])
 
 
 def _size(config, source, examples) -> tuple[int | None, int | None]:
@@ -208,28 +210,6 @@ def _size(config, source, examples) -> tuple[int | None, int | None]:
       f'The size of an epoch of {data["source"]!r} is unknown: pass --examples N.'
     )
   return examples, classes if tasks.class_of(config).CLASSES else None
-
-
-def image_shape(pp: str, source=None) -> tuple[int, int, int]:
-  """Returns [H, W, C] of the images that a pipeline makes, from its text.
-
-  Args:
-    source: a `data.base.Source` whose images have a shape, where one is open.
-  """
-  shape = getattr(source, 'image_shape', None)
-  size, channels = (shape[:2], shape[2]) if shape else (None, 3)
-  for op in registry.parse(pp):
-    options = op.arguments
-    if 'size' in options:
-      size = arguments.size_pair(options['size'])
-    elif 'smaller_size' in options:  # the other side follows the image's
-      size = None
-    elif 'pixels' in options and size is not None:  # trim
-      size = tuple(side - 2 * options['pixels'] for side in size)
-    channels = options.get('channels', channels)
-  if size is None:
-    raise UserError(f'pp {pp!r} leaves the size of images open: add resize(size).')
-  return (*size, channels)
 
 
 def render(record: dict, spec: str) -> str:

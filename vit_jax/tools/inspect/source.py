@@ -45,24 +45,23 @@ def describe(source: str, fields: dict) -> dict:
 
 
 def _describe_file(source: str, fields: dict) -> dict:
-  loaded = weights.read(source, **fields)
-  params = {n: x for n, x in loaded.flat.items() if not trees.is_statistic(n)}
-  shapes = {name: list(x.shape) for name, x in params.items()}
+  header = weights.read_header(source, **fields)
+  shapes = {n: list(x) for n, x in header.shapes.items() if not trees.is_statistic(n)}
   plain = (str, int, float, bool, list, tuple, type(None))  # in JSON
   return {
     'source': source,
-    'format': loaded.format,
-    'model': loaded.family,
+    'format': header.format,
+    'model': header.family,
     'fields': {
-      k: v if isinstance(v, plain) else str(v) for k, v in loaded.fields.items()
+      k: v if isinstance(v, plain) else str(v) for k, v in header.fields.items()
     },
-    'image_size': loaded.image_size and list(loaded.image_size),
-    'channels': loaded.channels,
-    'class_names': loaded.class_names,
-    'pp': loaded.pp,
+    'image_size': header.image_size and list(header.image_size),
+    'channels': header.channels,
+    'class_names': header.class_names,
+    'pp': header.pp,
     'params': _count(shapes),
     'shapes': shapes,
-    'unused': loaded.unused,
+    'unused': header.unused,
   }
 
 
