@@ -189,11 +189,11 @@ def test_pixels_are_those_of_the_weights(tmp_path, capsys):
 def test_weights_that_are_not_there(tmp_path):
   with pytest.raises(UserError, match=naming("'nowhere.npz'", '--zoo')):
     train.train(load('weights=nowhere.npz,data=digits'), tmp_path)
-  # They may be large: all that does not depend on them is checked first. The zoo knows the
-  # model of a name without its file.
+  # Arrays may be large: all that does not depend on them is checked first. The zoo knows
+  # the model of a name without its file.
   for source, assignment, facts in (
     ('nowhere.npz', 'weights.rezise=bicubic', ('weights.rezise', 'resize')),
-    ('nowhere.npz', 'evals.val.data.split=tset', ("'tset'", 'test')),
+    (GOLDEN / 'vit_google_token.npz', 'evals.val.data.split=tset', ("'tset'", 'test')),
     ('nowhere.npz', 'task.mixup=-1', ('config.task.mixup=-1',)),
     ('b16-i21k', 'model.dtype=float8', ("'float8'", 'bfloat16')),
   ):
