@@ -60,6 +60,8 @@ class Batches(abc.ABC):
     num_examples: N, number of examples in the split.
     num_classes, class_names, fingerprint: see `base.Source`.
     batch_size: examples in a global batch.
+    finish_on_device: batch -> batch, inside jit: maps uint8 images to float32 in the range
+      of `pp`.
   """
 
   def __init__(
@@ -126,6 +128,7 @@ class Batches(abc.ABC):
       self.fingerprint = reading.fingerprint
     with prefix_errors(f'pp {pp!r}'):
       self._preprocess = Preprocess(pp, self.source, self.num_classes)
+    self.finish_on_device = self._preprocess.finish
     self._bad = BadImages(self.source, max_bad_fraction, bad_log)
     self._reader = Reader(
       reading,
@@ -161,10 +164,6 @@ class Batches(abc.ABC):
   def spec(self) -> dict:
     """Shapes and dtypes of a global batch as it leaves the host, see `trace_batch`."""
     return trace_batch(self._preprocess, self.batch_size)
-
-  def finish_on_device(self, batch: dict) -> dict:
-    """Finishes a batch inside jit: maps uint8 images to float32 in the range of `pp`."""
-    return self._preprocess.finish(batch)
 
   @abc.abstractmethod
   def _open(self, seed, host, hosts):
