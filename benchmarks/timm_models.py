@@ -101,7 +101,9 @@ def same_in_timm(subject) -> tuple[str, dict]:
   # Zeros: only names and shapes matter.
   zeros = {name: np.zeros(x.shape, np.float32) for name, x in shapes.items()}
   family = subject.section['name']
-  _, config = formats.writer(family, 'timm').write(zeros, fields, subject.size, None)
+  _, config = formats.find_writer(family, 'timm').write(
+    zeros, fields, subject.size, None
+  )
   classes = config['num_classes']
   return config['architecture'], {'num_classes': classes, **config['model_args']}
 

@@ -188,7 +188,7 @@ def test_an_epoch_of_the_cifar_example_is_one_of_its_data(examples):
   total = config.total_steps(c, examples, 128)
   epochs = [round(n * total / 10) for n in range(11)]
   assert total == round(10 * examples / 128)
-  c = schema.in_steps(c, total)
+  c = schema.convert_periods(c, total)
   assert c['evals']['val']['every'] == c['checkpoint']['every'] == epochs[1]
   optimizer = optim.build(**c['optim'], total_steps=total)
   rates = np.asarray(optimizer.rate(np.arange(total)))

@@ -92,7 +92,7 @@ def test_fields_that_a_format_cannot_express(name, change, facts):
   fields = model.fields()
   if name == 'detr_hf':
     change = {'backbone': fields['backbone'] | change}
-  writer = formats.writer(source.family, FORMATS[name])
+  writer = formats.find_writer(source.family, FORMATS[name])
   with pytest.raises(ValueError, match=naming(*facts)):
     writer.config(fields | change, (128, 160), None)
 

@@ -68,7 +68,7 @@ def test_names_of_the_zoo(tmp_path, monkeypatch, entry, classes, name):
   url = zoo.ENTRIES[entry].url.removeprefix('gs://')
   google_file(tmp_path / 'storage.googleapis.com' / url, classes)
   assert weights.read(entry).class_names == (name and imagenet.class_names(name))
-  assert zoo.licence(entry).name == 'apache-2.0'
+  assert zoo.find_licence(entry).name == 'apache-2.0'
 
 
 def test_a_file_with_the_name_that_google_gave_it(tmp_path):
@@ -77,7 +77,7 @@ def test_a_file_with_the_name_that_google_gave_it(tmp_path):
   # One's own model with as many classes has names only if its data gave them.
   own = weights.read(google_file(tmp_path / 'mine.npz', 1000))
   assert own.class_names is None
-  assert zoo.licence(own.source) == (None, own.source)
+  assert zoo.find_licence(own.source) == (None, own.source)
   dest = tmp_path / 'b' / 'ViT-B_16.npz'
   dest.parent.mkdir()
   run = weights.read(tmp_path / 'mine.npz', act='gelu_erf')
@@ -111,7 +111,7 @@ def timm_folder(folder, classes, **config):
 def test_names_by_the_tag_of_timm(tmp_path, tag, classes, name):
   folder = timm_folder(tmp_path / 'a', classes, tag=tag, license='mit')
   assert weights.read(folder).class_names == (name and imagenet.class_names(name))
-  assert zoo.licence(folder).name == 'mit'
+  assert zoo.find_licence(folder).name == 'mit'
 
 
 def test_names_in_the_file_come_first(tmp_path):
@@ -128,7 +128,7 @@ def test_the_licence_of_a_card(tmp_path):
     'licence of the data: mit': None,
   }.items():
     (tmp_path / 'a/README.md').write_text(f'---\ntags:\n- x\n{line}\n---\nlicense: x')
-    assert zoo.licence(tmp_path / 'a').name == name
+    assert zoo.find_licence(tmp_path / 'a').name == name
 
 
 def run(tool, *args):

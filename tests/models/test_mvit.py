@@ -189,7 +189,7 @@ def test_published_sizes_are_written_under_their_names(tmp_path):
   flat = {n: np.zeros(x.shape, x.dtype) for n, x in trees.flatten(shapes).items()}
 
   fields = model.fields()
-  _, config = formats.writer('mvit', 'timm').write(flat, fields, (32, 32), None)
+  _, config = formats.find_writer('mvit', 'timm').write(flat, fields, (32, 32), None)
   assert config['architecture'] == 'mvitv2_tiny'
   assert config['model_args'] == {'img_size': [32, 32]}
 

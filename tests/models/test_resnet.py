@@ -157,7 +157,7 @@ def test_what_a_format_cannot_express_is_refused(tmp_path, to, fields, words):
   loaded = weights.read(path_of('resnet_timm'), **fields)
   model = models.build('resnet', **loaded.fields).fields()
   with pytest.raises(ValueError, match=naming(*words)):
-    formats.writer('resnet', to).write(loaded.flat, model, (64, 64), None)
+    formats.find_writer('resnet', to).write(loaded.flat, model, (64, 64), None)
 
 
 def test_dilation_is_kept_in_files_of_timm(tmp_path):

@@ -150,7 +150,7 @@ def test_the_licence_goes_from_run_to_run(trained, tmp_path):
   change(trained, weights={'source': 'b16-i21k'})
   shutil.copytree(trained, tmp_path / 'second')
   change(tmp_path / 'second', weights={'source': str(trained)})
-  assert zoo.licence(tmp_path / 'second') == ('apache-2.0', 'b16-i21k')
+  assert zoo.find_licence(tmp_path / 'second') == ('apache-2.0', 'b16-i21k')
 
 
 class FakeApi:

@@ -231,7 +231,7 @@ def write_google(tmp_path, **fields):
   shapes, rng = model.shapes((16, 24, 3))['params'], np.random.default_rng(0)
   flat = {n: rng.normal(size=x.shape) for n, x in trees.flatten(shapes).items()}
   flat = {n: x.astype(np.float32) for n, x in flat.items()}
-  google = formats.writer('vit', 'google')
+  google = formats.find_writer('vit', 'google')
   arrays, config = google.write(flat, model.fields(), (16, 24), None)
   export.save(tmp_path / 'model.npz', arrays, config)
   return tmp_path / 'model.npz', flat
@@ -457,7 +457,7 @@ def test_a_field_that_no_writer_knows_is_refused(to):
   source = source_of('vit', models.family('vit').tiny[0])
   fields = source.fields | {'new': 1}
   with pytest.raises(ValueError, match=naming('new=1', to)):
-    formats.writer('vit', to).write(source.flat, fields, (32, 32), None)
+    formats.find_writer('vit', to).write(source.flat, fields, (32, 32), None)
 
 
 class Spy(dict):
@@ -606,7 +606,7 @@ def test_architectures_and_types_that_are_not_known_are_refused(tmp_path):
   ],
 )
 def test_the_gelu_of_siglip_of_timm(name, act):
-  facts = formats.writer('vit', 'timm').facts
+  facts = formats.find_writer('vit', 'timm').facts
   assert facts({'architecture': name, 'global_pool': 'map'}, '').fields['act'] == act
   gap = {'architecture': name.replace('siglip', 'siglip_gap'), 'global_pool': 'avg'}
   assert facts(gap, '').fields['act'] == act
@@ -633,7 +633,7 @@ SAVED = {'in_chans': 3, 'num_classes': 10, 'img_size': [64, 64], 'drop_path_rate
   ],
 )
 def test_arguments_of_timm_that_change_what_is_computed(family, args, place):
-  reader = formats.writer(family, 'timm').facts
+  reader = formats.find_writer(family, 'timm').facts
   pool = {'global_pool': 'token' if family == 'vit' else 'avg'}
   reader({'model_args': SAVED | pool}, '')
   if 'global_pool' not in args:

@@ -203,7 +203,7 @@ def facts_of(module):
 
 @pytest.mark.parametrize('part', range(4))
 def test_every_name_has_the_arrays_of_timm(torch, timm, part):
-  format = formats.writer('vit', 'timm')
+  format = formats.find_writer('vit', 'timm')
   for name, row in [*names.architectures().items()][part::4]:
     if row.get('embed_dim', 0) > 1700:  # arrays of zeros would fill the memory
       continue

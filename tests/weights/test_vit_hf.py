@@ -164,7 +164,7 @@ def test_decoders_are_left_out_and_named():
 def test_fields_that_no_class_expresses_are_named(name, field, value):
   source = weights.read(GOLDEN / name)
   fields = models.build('vit', **source.fields | {field: value}).fields()
-  format = weights.formats.writer('vit', 'hf')
+  format = weights.formats.find_writer('vit', 'hf')
   with pytest.raises(ValueError, match=naming('hf', field)):
     format.write(source.flat, fields, source.image_size, None)
 

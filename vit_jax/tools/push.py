@@ -104,7 +104,7 @@ def write(args, folder: Path) -> dict:
   config, results = _run(run[0], loaded.step) if run else ({}, {})
   began = (config.get('weights') or {}).get('source') or args.source
   base = re.fullmatch(r'hf:([^@]+)(@.*)?', began)
-  licence = zoo.licence(args.source)
+  licence = zoo.find_licence(args.source)
   size = loaded.usual_size()
   facts = {
     'repo': args.repo,

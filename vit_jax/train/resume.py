@@ -44,7 +44,7 @@ def complete(config: dict, older: dict) -> dict:
   if 'name' in config['model']:  # the weights told the backbone alone
     keys = {'backbone'} & {*taken.get('inferred', ())}
   if inferred := {key: older['model'][key] for key in keys if key in older['model']}:
-    config = schema.with_model(config, inferred)
+    config = schema.fill_model(config, inferred)
   resolved = {key: taken[key] for key in ('inferred', 'pixels') if key in taken}
   config, _ = pipelines.fill(config, taken.get('pixels'))
   return config | {'resolved': resolved | config.get('resolved', {})}
@@ -72,7 +72,7 @@ def refuse_changes(config: dict, older: dict, workdir: Path) -> None:
   }
   if refused:
     raise UserError(
-      f'{workdir} holds a run of another config:\n{_table(refused)}\nUse another '
+      f'{workdir} holds a run of another config:\n{_format_changes(refused)}\nUse another '
       f'--workdir, or allow the change by name: --config.resume_allow={",".join(refused)}'
     )
   if not _is_readable(workdir):
@@ -87,7 +87,7 @@ def _is_readable(workdir: Path) -> bool:
   return True
 
 
-def _table(changed: dict[str, tuple]) -> str:
+def _format_changes(changed: dict[str, tuple]) -> str:
   rows = [('key', 'in the folder', 'now')]
   rows += [(key, str(old), str(new)) for key, (old, new) in changed.items()]
   first, second = (max(len(row[i]) for row in rows) for i in (0, 1))

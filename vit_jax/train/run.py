@@ -130,7 +130,7 @@ def _complete(
     return config, None, []
   header = weights.from_section(**config['weights'])
   section = config['model'] if 'name' in config['model'] else {}
-  config = schema.with_model(config, weights.complete(section, header))
+  config = schema.fill_model(config, weights.complete(section, header))
   pixels = pipelines.find(header)
   config, notes = pipelines.fill(config, pixels)
   config['resolved']['pixels'] = pixels
@@ -210,7 +210,7 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
       )
   total = config_lib.total_steps(config, data.num_examples, data.batch_size)
   return {
-    **schema.in_steps(config, total),
+    **schema.convert_periods(config, total),
     'model': {**config['model'], 'num_classes': num_classes},
     'resolved': {
       **config.get('resolved', {}),

@@ -132,7 +132,7 @@ def check(config: dict) -> dict:
   evals = config['evals'] = dict(config['evals'])
   for name, section in evals.items():
     where = f'config.evals.{name}'
-    evals[name] = _as_trained(where, section, config)
+    evals[name] = _fill_from_training(where, section, config)
     _check_reads(where, section['type'], config['task']['name'])
     if section.get('use_ema') and not optim.keeps_average(config['optim']):
       raise UserError(f'{where}.use_ema needs config.optim.ema or config.optim.swa.')
@@ -167,7 +167,7 @@ def _check_reads(where: str, type: str, task: str) -> None:
     )
 
 
-def _as_trained(where: str, section: dict, config: dict) -> dict:
+def _fill_from_training(where: str, section: dict, config: dict) -> dict:
   """Returns an evaluation's section with the task's loss, unless it sets its own.
 
   On the source of training it has the classes of training, too.
@@ -189,7 +189,7 @@ def _as_trained(where: str, section: dict, config: dict) -> dict:
   return section if ours is None else {**section, 'data': {**data, 'classes': ours}}
 
 
-def with_model(config: dict, inferred: dict) -> dict:
+def fill_model(config: dict, inferred: dict) -> dict:
   """Fills `config['model']` from the weights. Keys that the user set win.
 
   A part that is switched off (None), such as `representation_size`, may be one that
@@ -213,7 +213,7 @@ def _merge_keys(own: dict, inferred: dict) -> dict:
   return {**inferred, **own, **inside}
 
 
-def in_steps(config: dict, total_steps: int) -> dict:
+def convert_periods(config: dict, total_steps: int) -> dict:
   """Returns the config with its periods in steps, where they are fractions of the run."""
 
   def fixed(section):

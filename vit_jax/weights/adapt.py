@@ -78,7 +78,7 @@ def resize_positions(
   return np.concatenate([table[:, :extra], grid], axis=1)
 
 
-def learned_positions(
+def tabulate_positions(
   flat: Arrays,
   fields: dict,
   family: Family,
@@ -141,7 +141,7 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   return _resize(kernel, new, lambda a, b: np.linalg.pinv(enlarged(a, b).T))
 
 
-def as_variables(flat: Arrays, shapes: Shapes) -> Arrays:
+def rename_frozen_norms(flat: Arrays, shapes: Shapes) -> Arrays:
   """Returns arrays by the model's names: a frozen norm's scale is a batch statistic."""
 
   def name(own):
@@ -178,7 +178,7 @@ def unstack(flat: Arrays, family: Family) -> Arrays:
 # -- a source and a model ---------------------------------------------------------------
 
 # (family of the weights, family of a model that can start from them) -> function
-# `(source, model, resize)`, which returns as `started`.
+# `(source, model, resize)`, which returns as `start_from`.
 STARTS = Registry('start', {})
 
 
@@ -196,11 +196,13 @@ class Merge(NamedTuple):
     with_stats = f' and {stats} batch statistics' if stats else ''
     taken = f'{len(self.taken) - stats} parameters{with_stats} taken'
     lines = [f'{source.source} ({source.origin}): {taken}', *self.notes]
-    lines += _listed({'initialised afresh': self.reinitialized, 'unused': self.unused})
+    lines += _format_names(
+      {'initialised afresh': self.reinitialized, 'unused': self.unused}
+    )
     return '\n  '.join(lines)
 
 
-def _listed(names: dict[str, list[str]], most: int = 4) -> list[str]:
+def _format_names(names: dict[str, list[str]], most: int = 4) -> list[str]:
   """Returns 'heading: a, b, c and 5 more' of each list that is not empty."""
   more = lambda n: f' and {n - most} more' if n > most else ''
   return [
@@ -223,7 +225,7 @@ def fit(
   Names are those of `trees.flatten_variables`; those in `report.reinitialized` are left out.
 
   Args:
-    source: of the same model, or of one that this model can start from, see `started`.
+    source: of the same model, or of one that this model can start from, see `start_from`.
     skip: regexes of parameters to leave as the model initialises them, besides a head
       of another number of classes, which always is.
     resize: of position embeddings, see RESIZERS.
@@ -232,18 +234,18 @@ def fit(
   with name_source(source.source):
     family, fields = model.family, model.fields()
     _check_size(image_size, family.stride(fields))
-    source, new, notes = started(source, model, resize)
+    source, new, notes = start_from(source, model, resize)
     abstract = model.shapes((*image_size, source.channels))
     shapes = {name: x.shape for name, x in trees.flatten_variables(abstract).items()}
-    flat = as_variables(source.flat, shapes)
-    resized, changes = _resized(
+    flat = rename_frozen_norms(source.flat, shapes)
+    resized, changes = _resize_all(
       source, flat, family, fields, shapes, image_size, resize
     )
     flat |= resized
     if any(family.is_stacked(name) for name in shapes):
       flat = stack(flat, family)
     skip = [*skip, *new]
-    if _classes({n: x.shape for n, x in flat.items()}) != _classes(shapes):
+    if _count_classes({n: x.shape for n, x in flat.items()}) != _count_classes(shapes):
       skip.append('head/.*')
     taken, report = merge(shapes, flat, skip)
     check_finite(taken)
@@ -262,7 +264,7 @@ def _check_size(image_size: tuple[int, int], strides: tuple[int, int]) -> None:
 def check_finite(arrays: Arrays) -> None:
   """Raises ValueError for parameters that hold NaN or infinity."""
   if odd := [name for name, x in arrays.items() if not np.isfinite(x).all()]:
-    names = _listed({'NaN or infinity in': odd}, 3)[0]
+    names = _format_names({'NaN or infinity in': odd}, 3)[0]
     raise ValueError(f'{names}: take other weights, or skip={odd[:1]}')
 
 
@@ -286,7 +288,7 @@ def merge(
     if tuple(x.shape) != tuple(shapes[n])
   ]
   problems = {'only in the model': missing, 'only in the source': extra}
-  problems = _listed({**problems, 'shapes that differ': differ}, 3)
+  problems = _format_names({**problems, 'shapes that differ': differ}, 3)
   if problems:
     raise ValueError(f"{'; '.join(problems)}: change the model, or skip=['head/.*']")
   reinitialized = [n for n in shapes if is_skipped(n)]
@@ -294,7 +296,7 @@ def merge(
   return taken, Merge(list(taken), reinitialized, unused, [])
 
 
-def _classes(shapes: Shapes) -> int | None:
+def _count_classes(shapes: Shapes) -> int | None:
   """Returns the number of classes of a head's kernel; None without a head."""
   kernels = [s for n, s in shapes.items() if re.fullmatch(r'head/(.*/)?kernel', n)]
   return kernels[0][-1] if kernels else None
@@ -303,7 +305,7 @@ def _classes(shapes: Shapes) -> int | None:
 # -- patches, positions, offsets ------------------------------------------------------
 
 
-def _resized(
+def _resize_all(
   source, flat, family, fields, shapes, image_size, method
 ) -> tuple[dict, list[str]]:
   """Returns ({name: array of the model's shape}, what was resized, as text)."""
@@ -313,7 +315,7 @@ def _resized(
   if kernel is not None and len(shape) == 4 and kernel.shape[:2] != shape[:2]:
     resized[family.patches] = resize_patches(kernel, shape[:2])
     notes.append(f'{family.patches} resized from {kernel.shape[:2]} to {shape[:2]}')
-    old_fields = _with_patches(fields, kernel.shape[:2])
+    old_fields = _set_patches(fields, kernel.shape[:2])
   new = grid(image_size, fields)
   old = grid(source.image_size, old_fields) if source.image_size else None
   for name, x in flat.items():
@@ -348,17 +350,19 @@ def _resized(
   return resized, list(dict.fromkeys(notes))
 
 
-def _with_patches(fields: dict, size: tuple[int, int]) -> dict:
+def _set_patches(fields: dict, size: tuple[int, int]) -> dict:
   """Returns a model's fields with patches of another size, its own or its backbone's."""
   if 'patch_size' in fields:
     return fields | {'patch_size': size}
-  return fields | {'backbone': _with_patches(fields['backbone'], size)}
+  return fields | {'backbone': _set_patches(fields['backbone'], size)}
 
 
 # -- weights of another model ---------------------------------------------------------
 
 
-def started(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
+def start_from(
+  source: Source, model, resize: str
+) -> tuple[Source, list[str], list[str]]:
   """Returns the weights of one model as those of another one that can start from them.
 
   The source is of the model's family, of that of its backbone, or of one in STARTS.
@@ -366,19 +370,19 @@ def started(source: Source, model, resize: str) -> tuple[Source, list[str], list
   """
   name, inside = model.family_name, model.backbone
   if source.family != name and inside is not None:
-    source, new, notes = started(source, inside, resize)
-    source = without(source, r'(head|head_dist|pre_logits)/.*')
-    flat = {rename.nested(n, 'backbone/'): x for n, x in source.flat.items()}
+    source, new, notes = start_from(source, inside, resize)
+    source = drop_parameters(source, r'(head|head_dist|pre_logits)/.*')
+    flat = {rename.nest_name(n, 'backbone/'): x for n, x in source.flat.items()}
     new = [rf'(?!({_STATS})?backbone/).*', *(f'backbone/(?:{r})' for r in new)]
     return dataclasses.replace(source, family=name, flat=flat), new, notes
   if (source.family, name) in STARTS:
     return STARTS[source.family, name](source, model, resize)
   if getattr(model, 'map_norms', False) and not source.fields.get('map_norms'):
-    return without(source, r'norm/.*'), [r'stage\d+_norm/.*'], []
+    return drop_parameters(source, r'norm/.*'), [r'stage\d+_norm/.*'], []
   return source, [], []  # the same model, or one that will not fit
 
 
-def without(source: Source, regex: str) -> Source:
+def drop_parameters(source: Source, regex: str) -> Source:
   """Returns a source in which some parameters are unused."""
   unused = [n for n in source.flat if re.fullmatch(regex, n)]
   flat = {n: x for n, x in source.flat.items() if n not in unused}

@@ -48,11 +48,13 @@ def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
   """
   text = str(source)
   if text.startswith('hf:'):
-    return _hub(text)
+    return _fetch_hub(text)
   if text.startswith(('gs://', 'https://')):
     return _fetch(text)
   if '://' in text:
-    raise UserError(f'{_shown(text)}: not a path, gs://, https:// or hf:OWNER/NAME.')
+    raise UserError(
+      f'{_hide_secrets(text)}: not a path, gs://, https:// or hf:OWNER/NAME.'
+    )
   try:
     path = Path(text).expanduser()
     exists = path.exists()
@@ -62,13 +64,13 @@ def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
     none = f'No file, folder or name of vit_jax inspect --zoo: {text!r}.'
     file = path.suffix in (*readers.SUFFIXES, '.onnx')
     if not file and re.fullmatch(_HUB_NAME, text) and not path.parent.is_dir():
-      return _hub(f'hf:{text}', f'{none} ')
+      return _fetch_hub(f'hf:{text}', f'{none} ')
     others = [x.name for x in path.parent.iterdir()] if path.parent.is_dir() else []
     raise UserError(none + errors.did_you_mean(path.name, [*names, *others]))
   return path
 
 
-def _shown(source: str) -> str:
+def _hide_secrets(source: str) -> str:
   """Returns a URL for a message: without a user, a password and a query's tokens."""
   return one_line(re.sub(r'(?<=://)[^/?#]*@', '', source).partition('?')[0])
 
@@ -84,14 +86,14 @@ def _fetch(source: str) -> Path:
   place, _, query = (_PUBLIC + rest if scheme == 'gs' else rest).partition('?')
   parts = urllib.parse.unquote(place).split('/')
   if len(parts) < 2 or not all(p.isprintable() and p.strip('. ') for p in parts):
-    raise UserError(f'{_shown(source)} names no file.')
+    raise UserError(f'{_hide_secrets(source)} names no file.')
   if '@' in parts[0]:
-    raise UserError(f'{_shown(source)}: a URL with a password is not fetched.')
+    raise UserError(f'{_hide_secrets(source)}: a URL with a password is not fetched.')
   if query:  # a folder of its own, so that the name keeps its suffix
     parts.insert(-1, hashlib.sha256(query.encode()).hexdigest()[:16])
-  copy = _http
+  copy = _copy_http
   if scheme == 'gs' and importlib.util.find_spec('gcsfs'):
-    copy = _from_bucket
+    copy = _copy_from_bucket
   target = files.cache_dir().joinpath(*parts)
   try:
     if target.exists():
@@ -113,16 +115,16 @@ def _fetch(source: str) -> Path:
     why = one_line(getattr(error, 'reason', None) or error) or type(error).__name__
     if disk_is_full(error):
       raise DiskFull(
-        f'No room for {_shown(source)} in {files.cache_dir()}: {why}. Set VIT_JAX_CACHE '
+        f'No room for {_hide_secrets(source)} in {files.cache_dir()}: {why}. Set VIT_JAX_CACHE '
         'to a folder on another disk.'
       ) from None
     raise UserError(
-      f'Could not download {_shown(source)}: {why}. Put the file at {target}.'
+      f'Could not download {_hide_secrets(source)}: {why}. Put the file at {target}.'
     ) from None
   return target
 
 
-def _http(source: str, path: Path) -> None:
+def _copy_http(source: str, path: Path) -> None:
   """Writes the body of an HTTP answer to a file; OSError or ValueError unless whole."""
   url = source
   if source.startswith('gs://'):
@@ -141,7 +143,7 @@ def _http(source: str, path: Path) -> None:
   readers.check_whole(path)
 
 
-def _from_bucket(source: str, path: Path) -> None:
+def _copy_from_bucket(source: str, path: Path) -> None:
   """Copies an object of a bucket, or a folder as on a hub."""
 
   def copy(url, path):
@@ -162,7 +164,7 @@ def _from_bucket(source: str, path: Path) -> None:
       copy(file, path / file.name)
 
 
-def _hub(source: str, before: str = '') -> Path:
+def _fetch_hub(source: str, before: str = '') -> Path:
   match = re.fullmatch(f'hf:{_HUB_NAME}', source)
   if not match:
     raise UserError(f'{one_line(source)!r}: expected hf:OWNER/NAME[@REVISION].')

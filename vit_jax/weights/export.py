@@ -35,7 +35,7 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
     if to in ('timm', 'hf') and source.channels != 3:
       raise ValueError(f'it has {source.channels} channel, {to} files have 3')
     try:
-      arrays, config = _converted(to, *model)
+      arrays, config = _convert(to, *model)
     except ValueError as error:
       able = [other for other in TO if other != to and _can_write(other, *model)]
       raise ValueError(f'{error}; formats that can: {able or "none"}') from None
@@ -53,12 +53,12 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
       elif to == 'hf':
         beside['preprocessor_config.json'] = preprocessor.hf()
       else:
-        arrays |= _with_text(config['open_clip'], source, preprocessor)
+        arrays |= _add_text(config['open_clip'], source, preprocessor)
         beside['open_clip_config.json'] = config.pop('open_clip')
   return save(dest, arrays, config, beside), params
 
 
-def _with_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarray]:
+def _add_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarray]:
   """Completes the config of an image tower; returns the arrays of the text tower."""
   if source.text is None:
     raise ValueError('open_clip has a text tower, the source has none')
@@ -69,11 +69,11 @@ def _with_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarr
   return arrays
 
 
-def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]:
+def _convert(to, family, flat, fields, size, class_names) -> tuple[dict, dict]:
   """Returns (arrays, config) in the format `to`; ValueError if it cannot express them."""
-  format = formats.writer(family, to)
+  format = formats.find_writer(family, to)
   if to != 'google':  # whose files without a table have sine-cosine positions
-    flat, fields = adapt.learned_positions(
+    flat, fields = adapt.tabulate_positions(
       flat, fields, models.family(family), size, class_row=to != 'timm'
     )
   if to == 'timm' and family == 'vit':
@@ -83,7 +83,7 @@ def _converted(to, family, flat, fields, size, class_names) -> tuple[dict, dict]
 
 def _can_write(*arguments) -> bool:
   with contextlib.suppress(ValueError):
-    return bool(_converted(*arguments))
+    return bool(_convert(*arguments))
 
 
 def save(
@@ -103,7 +103,7 @@ def save(
   """
   dest = files.local_path(dest, 'Cannot write')
   if dest.suffix == '.npz':
-    contents = {dest: _npz(arrays, config)}
+    contents = {dest: _pack_npz(arrays, config)}
   else:
     from safetensors.numpy import save as to_bytes
 
@@ -125,7 +125,7 @@ def save(
   return list(contents)
 
 
-def _npz(arrays: dict[str, np.ndarray], config: dict) -> bytes:
+def _pack_npz(arrays: dict[str, np.ndarray], config: dict) -> bytes:
   """Returns the bytes of np.savez, with the config, if any, in the zip's comment."""
   out, comment = io.BytesIO(), json.dumps(config).encode() if config else b''
   if len(comment) > zipfile.ZIP_MAX_COMMENT:

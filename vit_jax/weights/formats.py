@@ -161,7 +161,7 @@ class Format:
     }
     table = self.rules(zeros, facts) if callable(self.rules) else self.rules
     blanks = rename_arrays(zeros, table)
-    fields = _over(facts.fields, self.infer(blanks))
+    fields = _merge_fields(facts.fields, self.infer(blanks))
     fields |= self.conclude(blanks, fields, facts)
     body = fields.get('backbone') or fields
     depth = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
@@ -221,11 +221,13 @@ def rename_arrays(arrays: Arrays, table: Table) -> Arrays:
   return flat
 
 
-def _over(stated: Fields, inferred: Fields) -> Fields:
+def _merge_fields(stated: Fields, inferred: Fields) -> Fields:
   """Returns fields, those of the config before inferred ones, also within a backbone."""
   fields = inferred | stated
   if isinstance(inferred.get('backbone'), dict):
-    fields['backbone'] = _over(stated.get('backbone') or {}, inferred['backbone'])
+    fields['backbone'] = _merge_fields(
+      stated.get('backbone') or {}, inferred['backbone']
+    )
   return fields
 
 
@@ -234,7 +236,7 @@ def all_formats() -> list[Format]:
   return [format for name in FORMATS for format in FORMATS[name]]
 
 
-def writer(family: str, to: str) -> Format:
+def find_writer(family: str, to: str) -> Format:
   """Returns the format of a family by the name `to`; ValueError if there is none."""
   named = {f.to: f for f in all_formats() if f.family == family and f.writer}
   if to not in named:
@@ -266,7 +268,7 @@ def detect(
   for format in all_formats():
     markers = (format.marker,) if isinstance(format.marker, str) else format.marker
     if all(map(has, markers)) and format.when(config, file):
-      inside, more = _inside(arrays, format)
+      inside, more = _select_model(arrays, format)
       inside = adapt.unstack(inside, models.family(format.family))
       return format, inside, [*skipped, *more]
   formats = sorted({f'{f.name} ({f.family})' for f in all_formats()})
@@ -277,7 +279,7 @@ def detect(
   )
 
 
-def _inside(arrays: Arrays, format: Format) -> tuple[Arrays, list[str]]:
+def _select_model(arrays: Arrays, format: Format) -> tuple[Arrays, list[str]]:
   """Returns (the arrays of a format's model under its names, names of the others)."""
   cut = lambda name: re.sub(f'^(?:{format.within})', '', name)
   whole = not any(cut(name) != name for name in arrays)

@@ -18,7 +18,7 @@ TRANSFORMERS_5 = (
 )
 
 
-def depths(flat: dict, part: str) -> tuple[int, ...]:
+def count_blocks(flat: dict, part: str) -> tuple[int, ...]:
   """Counts the blocks of each stage; `part` is a parameter that each block has."""
   blocks = (re.fullmatch(rf'stage(\d+)_block_\d+/{part}', name) for name in flat)
   numbers = [int(match[1]) for match in blocks if match]

@@ -72,7 +72,7 @@ def read(path: str | Path) -> Raw:
   else PyTorch's files, whole or in parts.
   """
   path = Path(path)
-  raw = _folder(path) if path.is_dir() else _file(path)
+  raw = _read_folder(path) if path.is_dir() else _read_file(path)
   for name, x in raw.arrays.items():
     if not x.size or (x.dtype.kind not in 'biufc' and x.dtype != jnp.bfloat16):
       what = f'has the type {x.dtype}, which is not numeric' if x.size else 'is empty'
@@ -87,7 +87,7 @@ def drop_nulls(value):
   return {k: drop_nulls(v) for k, v in value.items() if v is not None}
 
 
-def _reading(what):
+def _explain_damage(what):
   return files.reading(what, SafetensorError)
 
 
@@ -95,29 +95,29 @@ def check_whole(path: Path) -> None:
   """Raises UserError for a file without the end of a zip or of a safetensors file."""
   if path.suffix not in PICKLES and not zipfile.is_zipfile(path):
     what = 'it is not a whole .npz, and as safetensors it'
-    with _reading(what), safe_open(path, 'np'):
+    with _explain_damage(what), safe_open(path, 'np'):
       pass
 
 
-def _file(path: Path) -> Raw:
+def _read_file(path: Path) -> Raw:
   if not path.is_file():
     raise UserError(f'No such file or folder of weights: {path}.')
   if path.suffix in PICKLES:
-    return Raw(_torch(path), _config_beside(path.parent))
-  with _reading(path), path.open('rb') as file:
+    return Raw(_read_torch(path), _read_config(path.parent))
+  with _explain_damage(path), path.open('rb') as file:
     magic = file.read(8)
   if magic.startswith(b'PK\x03\x04'):
-    return Raw(*_npz(path))
+    return Raw(*_read_npz(path))
   if path.suffix == '.safetensors':
-    arrays, config = _safetensors(path)
-    return Raw(arrays, config or _config_beside(path.parent))
+    arrays, config = _read_safetensors(path)
+    return Raw(arrays, config or _read_config(path.parent))
   begins = f'begins with {magic!r}' if magic else 'is empty'
   raise UserError(f'{path} is neither .npz nor .safetensors: it {begins}.')
 
 
-def _folder(folder: Path) -> Raw:
+def _read_folder(folder: Path) -> Raw:
   named = lambda pattern: sorted(folder.glob(pattern))
-  parts, numpy, config = named('*.safetensors'), named('*.npz'), _config_beside(folder)
+  parts, numpy, config = named('*.safetensors'), named('*.npz'), _read_config(folder)
   index = named('*.safetensors.index.json')
   if not (parts or index or numpy):
     parts = [file for file in named('*') if file.suffix in PICKLES]
@@ -126,19 +126,19 @@ def _folder(folder: Path) -> Raw:
     if folder / name in parts:
       parts, index = [folder / name], []
   if index:
-    parts = [folder / part for part in _parts(index[0])]
+    parts = [folder / part for part in _read_index(index[0])]
   if not (index or len(parts) == 1 or (not parts and len(numpy) == 1)):
     raise UserError(f'{folder} is no run and lacks model.safetensors and config.json.')
   arrays, embedded = {}, {}
   for file in parts or numpy:
-    more, embedded = _file(file)
+    more, embedded = _read_file(file)
     if twice := arrays.keys() & more.keys():
       raise UserError(f'{file} holds {min(twice)!r}, as another part does.')
     arrays |= more
   return Raw(arrays, config or embedded)
 
 
-def _parts(index: Path) -> list[str]:
+def _read_index(index: Path) -> list[str]:
   """Returns the names of the files that an index spreads the arrays over."""
   where = read_json(index).get('weight_map')
   if not (isinstance(where, dict) and all(isinstance(p, str) for p in where.values())):
@@ -149,13 +149,13 @@ def _parts(index: Path) -> list[str]:
   return sorted(set(where.values()))
 
 
-def _npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (arrays, the config in the zip's comment, {} if it has none)."""
   arrays, comment = files.read_npz(path, _TIMES)
   for name, x in arrays.items():  # numpy writes bfloat16 as void
     arrays[name] = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
   is_config = comment.startswith(b'{')  # another program's comment is none
-  return arrays, _parse(comment, f"{path}: the zip's comment") if is_config else {}
+  return arrays, _parse_json(comment, f"{path}: the zip's comment") if is_config else {}
 
 
 # Types of the arrays of a safetensors file that are read when they are used.
@@ -163,10 +163,10 @@ _FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16}
 _FLOATS |= {'BF16': jnp.bfloat16}
 
 
-def _safetensors(path: Path) -> tuple[dict[str, np.ndarray | Stored], dict]:
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | Stored], dict]:
   """Returns (arrays, config in the metadata); the library checks header and sizes."""
   arrays = {}
-  with _reading(path):
+  with _explain_damage(path):
     file = safe_open(path, 'np').__enter__()  # stays open for the arrays
     for name in file.keys():  # noqa: SIM118
       part = file.get_slice(name)
@@ -176,11 +176,13 @@ def _safetensors(path: Path) -> tuple[dict[str, np.ndarray | Stored], dict]:
       else:
         arrays[name] = file.get_tensor(name)
     config = (file.metadata() or {}).get('config')
-  return arrays, _parse(config, f"{path}: 'config' in its metadata") if config else {}
+  return arrays, _parse_json(
+    config, f"{path}: 'config' in its metadata"
+  ) if config else {}
 
 
 def _load_tensor(path: Path, file, name: str) -> np.ndarray:
-  with _reading(path):
+  with _explain_damage(path):
     return file.get_tensor(name)
 
 
@@ -200,7 +202,7 @@ class _OfNumPy(pickle.Unpickler):
     raise pickle.UnpicklingError(f'{module}.{name} is not of NumPy')
 
 
-def _pickled(path: Path) -> dict[str, np.ndarray] | None:
+def _read_pickle(path: Path) -> dict[str, np.ndarray] | None:
   """Returns the arrays of a pickle of NumPy's arrays by name; None for another pickle."""
   try:
     with path.open('rb') as file:
@@ -209,14 +211,14 @@ def _pickled(path: Path) -> dict[str, np.ndarray] | None:
     raise UserError(f'{path}: {error.strerror}.') from None
   except Exception:  # whatever a damaged file asks for; torch.load says what is wrong
     return None
-  saved = _unwrapped(saved)
+  saved = _unwrap(saved)
   if not isinstance(saved, Mapping):
     return None
   arrays = {str(k): x for k, x in saved.items() if isinstance(x, np.ndarray)}
   return arrays or None
 
 
-def _unwrapped(saved):
+def _unwrap(saved):
   """Returns the mapping of names to arrays within what training code has saved."""
   inside = lambda x: (x[k] for k in _WRAPPERS if isinstance(x.get(k), Mapping))
   while isinstance(saved, Mapping) and (inner := next(inside(saved), None)) is not None:
@@ -224,10 +226,10 @@ def _unwrapped(saved):
   return saved
 
 
-def _torch(path: Path) -> dict[str, np.ndarray]:
+def _read_torch(path: Path) -> dict[str, np.ndarray]:
   """Returns the arrays of a pickle, without what training keeps beside them."""
   zipped = zipfile.is_zipfile(path)
-  if not zipped and (arrays := _pickled(path)) is not None:
+  if not zipped and (arrays := _read_pickle(path)) is not None:
     return arrays
   try:
     import torch
@@ -237,7 +239,7 @@ def _torch(path: Path) -> dict[str, np.ndarray]:
       'safetensors.'
     ) from None
   if zipped:
-    with _reading(path), zipfile.ZipFile(path) as archive:
+    with _explain_damage(path), zipfile.ZipFile(path) as archive:
       names = archive.namelist()
     if any(name.endswith('/constants.pkl') for name in names):
       raise UserError(
@@ -254,15 +256,15 @@ def _torch(path: Path) -> dict[str, np.ndarray]:
     raise UserError(
       f'{path}: torch.load refuses this pickle ({why}): use safetensors.'
     ) from None
-  saved = _unwrapped(saved)
+  saved = _unwrap(saved)
   if not isinstance(saved, Mapping):
     raise UserError(f'{path} holds {type(saved).__name__}, expected arrays by name.')
   tensors = {str(k): x for k, x in saved.items() if isinstance(x, torch.Tensor)}
   cut = len('module.') * all(name.startswith('module.') for name in tensors)
-  return {name[cut:]: _from_torch(x, torch) for name, x in tensors.items()}
+  return {name[cut:]: _convert_tensor(x, torch) for name, x in tensors.items()}
 
 
-def _from_torch(x, torch) -> np.ndarray:
+def _convert_tensor(x, torch) -> np.ndarray:
   x = x.detach().contiguous()
   if x.dtype == torch.bfloat16:
     return x.view(torch.int16).numpy().view(jnp.bfloat16)
@@ -276,7 +278,7 @@ _BESIDE = {
 }
 
 
-def _config_beside(folder: Path) -> dict:
+def _read_config(folder: Path) -> dict:
   """Returns config.json, and other libraries' files by the keys in _BESIDE."""
   path = folder / 'config.json'
   config = read_json(path) if path.is_file() else {}
@@ -286,11 +288,11 @@ def _config_beside(folder: Path) -> dict:
 
 def read_json(path: Path) -> dict:
   """Returns the JSON object in a file; UserError if it is not one."""
-  with _reading(path):
-    return _parse(path.read_bytes(), str(path))
+  with _explain_damage(path):
+    return _parse_json(path.read_bytes(), str(path))
 
 
-def _parse(text: str | bytes, where: str) -> dict:
+def _parse_json(text: str | bytes, where: str) -> dict:
   try:
     value = json.loads(text)
   except (RecursionError, ValueError) as error:

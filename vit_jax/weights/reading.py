@@ -175,7 +175,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> File
       size = grid[0] * stride[0], grid[1] * stride[1]
     elif size is None and entry:
       size = entry.resolution, entry.resolution
-    names = facts.class_names or zoo.class_names(
+    names = facts.class_names or zoo.find_class_names(
       source, path, config, parsed.fields.get('num_classes')
     )
     # A model without an image takes maps, of images of any number of channels.
@@ -218,7 +218,7 @@ def _check_is_no_model(source: str) -> None:
   is_file = Path(source).suffix in readers.SUFFIXES
   if is_file or re.search(r'[/:\\]', source) or source in zoo.ENTRIES:
     return
-  family, size, fields = models.parse_name(_plain(source))
+  family, size, fields = models.parse_name(_strip_tag(source))
   if os.path.exists(source) or family not in models.MODELS or not (size or fields):
     return
   # Google's weights are of models without further fields; their GELU is another.
@@ -237,7 +237,7 @@ def _check_is_no_model(source: str) -> None:
 
 def _check_architecture(facts: Facts) -> None:
   """Raises ValueError for a model of timm that is not known here by name."""
-  if _resolved(facts.architecture or 'vit') is None:
+  if _resolve_name(facts.architecture or 'vit') is None:
     raise ValueError(
       f'{facts.architecture!r} is not known and may compute something else with the same '
       "parameters: if it does not, pass its size, variant='B/16', or act='gelu_erf'"
@@ -247,16 +247,16 @@ def _check_architecture(facts: Facts) -> None:
 def _heads_by_name(facts: Facts, source: str) -> dict:
   """Returns {'num_heads': number} by timm's name of a model or of its file, else {}."""
   for name in (facts.architecture or '', Path(source).name):
-    if heads := (_resolved(name) or {}).get('num_heads'):
+    if heads := (_resolve_name(name) or {}).get('num_heads'):
       return {'num_heads': heads}
   return {}
 
 
-def _resolved(architecture: str) -> dict | None:
+def _resolve_name(architecture: str) -> dict | None:
   with contextlib.suppress(UserError):
-    return models.resolve(_plain(architecture))[1]
+    return models.resolve(_strip_tag(architecture))[1]
 
 
-def _plain(architecture: str) -> str:
+def _strip_tag(architecture: str) -> str:
   """'vit_base_patch16_224.augreg_in21k' without timm's tag."""
   return architecture.removesuffix('.safetensors').split('.')[0]

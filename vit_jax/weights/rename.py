@@ -41,21 +41,23 @@ def table(*parts) -> Table:
   return tuple(rules)
 
 
-def nested(name: str, prefix: str) -> str:
+def nest_name(name: str, prefix: str) -> str:
   """Returns the name of a model's variable within a model around it."""
   stats = f'{trees.STATS}/' if trees.is_statistic(name) else ''
   return f'{stats}{prefix}{name.removeprefix(stats)}'
 
 
-def below(rules: Iterable[Rule], theirs: str = '', ours: str = '') -> Table:
+def nest_rules(rules: Iterable[Rule], theirs: str = '', ours: str = '') -> Table:
   """Returns the rules of a model within another one, with a prefix on either side."""
   return tuple(
-    r._replace(theirs=theirs + r.theirs, ours=tuple(nested(n, ours) for n in r.targets))
+    r._replace(
+      theirs=theirs + r.theirs, ours=tuple(nest_name(n, ours) for n in r.targets)
+    )
     for r in rules
   )
 
 
-def respelled(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
+def respell(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
   """Returns the rules with another file name by (regex, replacement)s, to load alone."""
   out = []
   for rule in rules:
@@ -67,12 +69,12 @@ def respelled(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
   return tuple(out)
 
 
-def with_bare(rules: Table, prefix: str) -> Table:
+def add_bare_names(rules: Table, prefix: str) -> Table:
   """Returns the rules of a whole model in transformers and of the one without its head.
 
   The names of the latter lack the prefix.
   """
-  return table(rules, respelled(rules, (f'^{re.escape(prefix)}', '')))
+  return table(rules, respell(rules, (f'^{re.escape(prefix)}', '')))
 
 
 # -- renaming -------------------------------------------------------------------------

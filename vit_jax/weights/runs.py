@@ -133,7 +133,7 @@ def read_header(
     image_size=(H, W),
     channels=C,
     class_names=resolved.get('class_names'),
-    pp=pipeline(config),
+    pp=read_pipeline(config),
     folder=folder,
     config=config,
     model=models.build(family, **own_fields),
@@ -155,7 +155,7 @@ def _restore_newest(folder, steps: list[int], restore: Callable) -> tuple[int, d
   return None, restore(None)  # raises, with what is wrong with each
 
 
-def pipeline(config: dict) -> str | None:
+def read_pipeline(config: dict) -> str | None:
   """Returns the pipeline of the run's first evaluation, for an image in a file."""
   for section in config.get('evals', {}).values():
     if isinstance(data := section.get('data'), dict) and 'pp' in data:

@@ -81,7 +81,7 @@ def apply(source: Source, path: str | Path) -> Source:
   raw = readers.read(path)
   config = _check_record(path, raw.config.get(KEY))
   with name_source(path):
-    added, own = _parts(raw.arrays)
+    added, own = _split_added(raw.arrays)
     if added and not config['tune']:
       raise ValueError(f'it holds {next(iter(added))}, and its config no tune')
     if source.family != config['family']:
@@ -116,7 +116,7 @@ def apply(source: Source, path: str | Path) -> Source:
   )
 
 
-def _parts(arrays: dict) -> tuple[dict, dict]:
+def _split_added(arrays: dict) -> tuple[dict, dict]:
   """Returns the parameters that were added, and the model's, {name: float32}."""
   if odd := [n for n, x in arrays.items() if not np.issubdtype(x.dtype, np.floating)]:
     raise ValueError(f'{odd[0]} is {arrays[odd[0]].dtype}, parameters are float32')

@@ -54,17 +54,17 @@ _DATA = {
 }
 
 
-def class_names(source: str, path: Path, config: dict, classes: int | None):
+def find_class_names(source: str, path: Path, config: dict, classes: int | None):
   """Returns the names of a head's classes, None where no publisher states its data.
 
   Google's files, which have no config, are recognised by the name in the zoo, the URL or
   the file's name; timm's folders by the tag in their config.
   """
   if config:
-    tag = _pretrained(config).get('tag') or config.get('architecture')
+    tag = _read_pretrained_cfg(config).get('tag') or config.get('architecture')
     words = [re.split(r'[_.]', str(tag or ''))[-1]]
   else:
-    words = [e.data.split()[-1] for e in _called(source, path) if e.classes]
+    words = [e.data.split()[-1] for e in _find_entries(source, path) if e.classes]
   for name in (name for word in words for name in _DATA.get(word, ())):
     if classes == imagenet.LISTS[name][1]:
       return imagenet.class_names(name)
@@ -78,19 +78,19 @@ class Licence(NamedTuple):
   origin: str | None  # the published weights; None: a run that began without
 
 
-def licence(source: str) -> Licence:
+def find_licence(source: str) -> Licence:
   """Returns the licence of a source: of a run, that of the weights that it started from."""
   if (run := runs.find(source)) is not None:
     weights = config_lib.read(run[0]).get('weights')
-    return licence(weights['source']) if weights else Licence(None, None)
+    return find_licence(weights['source']) if weights else Licence(None, None)
   source, path, config, name = str(source), Path(str(source)), {}, None
   with contextlib.suppress(UserError):
     path = path if source in ENTRIES else download.locate(source)
     if path.is_dir() and (path / 'config.json').is_file():
       config = readers.read_json(path / 'config.json')
-  if not config and _called(source, path):
+  if not config and _find_entries(source, path):
     name = 'apache-2.0'  # the licence of every entry of the zoo
-  elif not (name := _pretrained(config).get('license')):
+  elif not (name := _read_pretrained_cfg(config).get('license')):
     with contextlib.suppress(OSError, ValueError):  # the card of a hub folder
       text = (path / 'README.md').read_text(encoding='utf-8')
       line = r'---\n(?:(?!---).*\n)*?license:\s*["\']?(?!unknown)([\w.+-]+)["\']?\s*\n'
@@ -98,12 +98,12 @@ def licence(source: str) -> Licence:
   return Licence(name, source)
 
 
-def _pretrained(config: dict) -> dict:
+def _read_pretrained_cfg(config: dict) -> dict:
   cfg = config.get('pretrained_cfg')
   return cfg if isinstance(cfg, dict) else {}
 
 
-def _called(source: str, path: Path) -> list[Entry]:
+def _find_entries(source: str, path: Path) -> list[Entry]:
   """Returns the entries of that name or address, else those whose files have that name."""
   every = ENTRIES.values()
   exact = [e for e in every if source in (e.name, e.url)]

@@ -9,7 +9,7 @@ from vit_jax.detection.weights.fpn import backbone_of
 from vit_jax.weights import configs, layers, pipelines
 from vit_jax.weights.families import resnet
 from vit_jax.weights.formats import Format, Writer
-from vit_jax.weights.rename import Rule, Table, below, respelled, table
+from vit_jax.weights.rename import Rule, Table, nest_rules, respell, table
 
 # -- rename tables --------------------------------------------------------------------
 
@@ -68,11 +68,11 @@ def _hf(arrays, facts: configs.Facts) -> Table:
     layers.dense('class_labels_classifier', 'head'),
     layers.dense('bbox_predictor.layers.{i}', 'box_head/Dense_{i}'),
   )
-  newer = respelled(rules, (r'out_proj', 'o_proj'), (r'\.(fc\d)', r'.mlp.\1'))
+  newer = respell(rules, (r'out_proj', 'o_proj'), (r'\.(fc\d)', r'.mlp.\1'))
   kinds = (resnet.TIMM, resnet.HF_BARE)
   places = ('model.backbone.conv_encoder.model.', 'model.backbone.model.')
   backbones = [
-    below(kind, place, 'backbone/')
+    nest_rules(kind, place, 'backbone/')
     for place in places
     for kind in (kinds if published else kinds[::-1])
   ]
@@ -89,7 +89,7 @@ def _authors(heads: int) -> Table:
     Rule('query_embed.weight', 'query_embedding'),
     layers.dense('class_embed', 'head'),
     layers.dense('bbox_embed.layers.{i}', 'box_head/Dense_{i}'),
-    below(resnet.TIMM, 'backbone.0.body.', 'backbone/'),
+    nest_rules(resnet.TIMM, 'backbone.0.body.', 'backbone/'),
   )
 
 

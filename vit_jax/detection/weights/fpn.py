@@ -8,7 +8,7 @@ from vit_jax.detection.weights import vitdet
 from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.formats import Format, Writer
-from vit_jax.weights.rename import Table, below, table
+from vit_jax.weights.rename import Table, nest_rules, table
 
 _SCALES = [4.0, 2.0, 1.0, 0.5]
 
@@ -40,7 +40,7 @@ def sfp(finest: int, heads: int) -> Table:
     'net.patch_embed.proj', 'net.pos_embed', 'net.blocks.{i}', 'attn', heads
   )
   return table(
-    below(backbone, ours='backbone/'),
+    nest_rules(backbone, ours='backbone/'),
     deconv(0, 0),
     layers.norm(f'{theirs[0]}.1', f'{ours[0]}_scale/norm1'),
     deconv(0, 1),

@@ -18,7 +18,7 @@ from vit_jax.weights import configs, layers, pipelines
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families import mvit, resnet, swin
 from vit_jax.weights.formats import TRAINING, Format, Writer
-from vit_jax.weights.rename import Rule, Table, below, table
+from vit_jax.weights.rename import Rule, Table, nest_rules, table
 
 # Side of a box's pooled features.
 _BINS = 7
@@ -100,7 +100,7 @@ def _swin(arrays, prefix: str) -> Table:
   else:
     stages = swin.infer_stages(backbone_of(backbone_of(arrays)))
   return table(
-    below(swin.timm(stages, merge_at_end=True), prefix),
+    nest_rules(swin.timm(stages, merge_at_end=True), prefix),
     [layers.norm(f'{prefix}norm{s}', f'stage{s + 1}_norm') for s in range(len(stages))],
   )
 
@@ -133,7 +133,7 @@ def _detectron2(backbone: Callable) -> Callable:
     mask = f'{roi}.mask_head'
     conv = ('conv.conv{i}', 'conv{i}') if several else ('conv', 'conv0')
     return table(
-      below(backbone(arrays, facts), 'backbone.', 'backbone/'),
+      nest_rules(backbone(arrays, facts), 'backbone.', 'backbone/'),
       layers.conv(f'{rpn}.{conv[0]}', f'rpn/{conv[1]}'),
       layers.conv(f'{rpn}.objectness_logits', 'rpn/objectness'),
       layers.conv(f'{rpn}.anchor_deltas', 'rpn/deltas'),
@@ -147,7 +147,7 @@ def _detectron2(backbone: Callable) -> Callable:
 
 
 def _fpn(inside: Table) -> Table:
-  return table(fpn.RULES, below(inside, ours='backbone/'))
+  return table(fpn.RULES, nest_rules(inside, ours='backbone/'))
 
 
 def _d2_resnet(arrays, facts) -> Table:
@@ -174,7 +174,7 @@ def _d2_mvit(arrays, facts) -> Table:
   if not heads:
     heads = mvit.heads_of_blocks(facts.fields['backbone']['backbone'])
   norms = [layers.norm(f'scale{s + 2}_norm', f'stage{s + 1}_norm') for s in range(4)]
-  return _fpn(below(table(mvit.authors(heads), norms), 'bottom_up.'))
+  return _fpn(nest_rules(table(mvit.authors(heads), norms), 'bottom_up.'))
 
 
 def _write_rules(flat, fields) -> Table:
@@ -195,8 +195,8 @@ def _torchvision(arrays, facts) -> Table:
   ]
   box, mask = 'roi_heads.box_', 'roi_heads.mask_'
   return table(
-    below(resnet.TIMM, 'backbone.body.', 'backbone/backbone/'),
-    below(table(_number_levels(fpn_rules)), 'backbone.', 'backbone/'),
+    nest_rules(resnet.TIMM, 'backbone.body.', 'backbone/backbone/'),
+    nest_rules(table(_number_levels(fpn_rules)), 'backbone.', 'backbone/'),
     [layers.conv(f'rpn.head.conv{x}', 'rpn/conv0') for x in ('.0.0', '')],
     layers.conv('rpn.head.cls_logits', 'rpn/objectness'),
     layers.conv('rpn.head.bbox_pred', 'rpn/deltas'),
@@ -258,8 +258,8 @@ def _mmdetection(arrays, facts) -> Table:
       layers.dense(f'{mask}.conv_logits', f'mask_head{i}', _mask),
     ]
   return table(
-    below(_swin(arrays, ''), 'backbone.', 'backbone/backbone/'),
-    below(_number_levels(neck), ours='backbone/'),
+    nest_rules(_swin(arrays, ''), 'backbone.', 'backbone/backbone/'),
+    nest_rules(_number_levels(neck), ours='backbone/'),
     layers.conv('rpn_head.rpn_conv', 'rpn/conv0'),
     layers.conv('rpn_head.rpn_cls', 'rpn/objectness'),
     layers.conv('rpn_head.rpn_reg', 'rpn/deltas'),

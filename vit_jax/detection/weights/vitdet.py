@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.weights import adapt, configs, layers
-from vit_jax.weights.adapt import without
+from vit_jax.weights.adapt import drop_parameters
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MLP, POSITIONS, columns
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, Table, table
@@ -136,7 +136,7 @@ _BLOCKS = {
 
 
 def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
-  """Returns the weights of a ViT as those of a ViTDet, see `adapt.started`.
+  """Returns the weights of a ViT as those of a ViTDet, see `adapt.start_from`.
 
   Raises:
     ValueError: no ViTDet can start from this ViT.
@@ -146,8 +146,8 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
   if source.image_size is None:
     raise ValueError('its image size is unknown, and so is the grid of its positions')
   family, size = models.family('vit'), source.image_size
-  flat, _ = adapt.learned_positions(source.flat, fields, family, size)
-  source = without(dataclasses.replace(source, flat=flat), _NOT_HERE)
+  flat, _ = adapt.tabulate_positions(source.flat, fields, family, size)
+  source = drop_parameters(dataclasses.replace(source, flat=flat), _NOT_HERE)
   old = tuple(n // s for n, s in zip(size, family.stride(fields), strict=True))
   notes, table = [], source.flat.pop(family.position)
   if model.absolute:

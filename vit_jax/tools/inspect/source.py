@@ -84,7 +84,7 @@ def _describe_run(source: str, folder: Path, choice: str | None) -> dict:
     'image_size': size,
     'channels': channels,
     'class_names': config['resolved'].get('class_names'),
-    'pp': runs.pipeline(config),
+    'pp': runs.read_pipeline(config),
     'params': _count(shapes),
     'trained': _count(stored),
     'shapes': shapes,

@@ -6,7 +6,7 @@ from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
-from vit_jax.weights.rename import Rule, table, with_bare
+from vit_jax.weights.rename import Rule, add_bare_names, table
 
 _BLOCK, _DOWN = 'stage{s+1}_block_{i}', 'stage{s+1}_downsample'
 _TIMM = 'stages.{s}.blocks.{i}'
@@ -67,7 +67,7 @@ _ONLY = {
 
 def infer(flat: dict) -> dict:
   """Infers depths and widths from the parameters; V2 has no layer scale."""
-  depths = layers.depths(flat, 'norm/scale')
+  depths = layers.count_blocks(flat, 'norm/scale')
   numbers = range(1, len(depths) + 1)
   return dict(
     depths=depths,
@@ -125,7 +125,7 @@ FORMATS = (
   _format(
     name='hf',
     marker=r'(convnext(v2)?\.)?encoder\.stages\.0\.layers\.0\.dwconv\.weight',
-    rules=table(with_bare(HF, 'convnext.'), HF_V2),
+    rules=table(add_bare_names(HF, 'convnext.'), HF_V2),
     facts=_hf_facts,
     writer=Writer(
       config=_hf_config,

@@ -101,7 +101,10 @@ def heads_of_stages(fields: dict) -> list[int]:
 
 def infer(flat: dict) -> dict:
   """Infers the model's fields from its parameters."""
-  width, stages = columns(flat, 'stem/conv/kernel'), layers.depths(flat, 'norm1/scale')
+  width, stages = (
+    columns(flat, 'stem/conv/kernel'),
+    layers.count_blocks(flat, 'norm1/scale'),
+  )
   numbers = range(len(stages))
   kernels = [flat[f'stage{s + 1}_block_0/attention/query/kernel'] for s in numbers]
   heads = [x.shape[1] for x in kernels]

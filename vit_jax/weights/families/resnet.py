@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.weights import configs, layers, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
-from vit_jax.weights.rename import Table, below, table, with_bare
+from vit_jax.weights.rename import Table, add_bare_names, nest_rules, table
 
 _BLOCK, _TIMM = 'stage{s+1}_block_{i}', 'layer{s+1}.{i}'
 # Our numbers of the convolutions in a block.
@@ -82,7 +82,9 @@ HF_BARE = hf_bare('bottleneck')
 
 
 def _hf(block: str) -> Table:
-  return table(below(hf_bare(block), 'resnet.'), layers.dense('classifier.1', 'head'))
+  return table(
+    nest_rules(hf_bare(block), 'resnet.'), layers.dense('classifier.1', 'head')
+  )
 
 
 def _hf_written(flat, fields) -> Table:
@@ -92,12 +94,12 @@ def _hf_written(flat, fields) -> Table:
 def _hf_rules(arrays, facts) -> Table:
   block = 'bottleneck' if any('.layer.2.' in name for name in arrays) else 'basic'
   configs.require(facts.fields, {'block': block}, 'layer_type')
-  return with_bare(_hf(block), 'resnet.')
+  return add_bare_names(_hf(block), 'resnet.')
 
 
 def infer(flat: dict) -> dict:
   """Infers the model's fields from its parameters, which do not show dilation."""
-  depths = layers.depths(flat, 'conv3/kernel')
+  depths = layers.count_blocks(flat, 'conv3/kernel')
   numbers = range(1, len(depths) + 1)
   widths = tuple(flat[f'stage{s}_block_0/conv3/kernel'].shape[3] for s in numbers)
   bottleneck = 'stage1_block_0/conv2/kernel' in flat

@@ -12,7 +12,7 @@ from vit_jax.weights import configs, layers
 from vit_jax.weights import transforms as t
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
-from vit_jax.weights.rename import Rule, Table, below, respelled, table
+from vit_jax.weights.rename import Rule, Table, nest_rules, respell, table
 
 _TABLE = '/relative_positions/table'
 _FACTOR = '/relative_positions/logit_scale'
@@ -138,7 +138,7 @@ def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
 
   into = '{s+2}' if merge_at_end else '{s+1}'
   head = layers.dense('head.fc', 'head')
-  older = respelled(head, (r'^head\.fc\.', 'head.'))
+  older = respell(head, (r'^head\.fc\.', 'head.'))
   return table(_rules(_TIMM, stages, into, projections), head, older)
 
 
@@ -153,8 +153,8 @@ def hf(stages: list[Stage], prefix: str) -> Table:
       for x in layers.QKV
     )
 
-  body = below(_rules(_HF, stages, '{s+2}', projections), prefix)
-  newer = respelled(
+  body = nest_rules(_rules(_HF, stages, '{s+2}', projections), prefix)
+  newer = respell(
     [rule for rule in body if '.blocks.' in rule.theirs],
     *layers.TRANSFORMERS_5,
     *_NEWER,
@@ -215,7 +215,7 @@ def infer(flat: dict) -> dict:
   return dict(
     version=2 if second else 1,
     width=width,
-    depths=layers.depths(flat, 'norm1/scale'),
+    depths=layers.count_blocks(flat, 'norm1/scale'),
     num_heads=tuple(stage.heads for stage in stages),
     windows=None if second else tuple(max(stage.window) for stage in stages),
     patch_size=flat['stem/embedding/kernel'].shape[:2],
@@ -423,7 +423,7 @@ def _index_tables(flat: dict, fields: dict) -> dict[str, np.ndarray]:
 
   It gives the row of the table for a query and a key.
   """
-  arrays, depths = {}, layers.depths(flat, 'norm1/scale')
+  arrays, depths = {}, layers.count_blocks(flat, 'norm1/scale')
   for s, (stage, depth) in enumerate(zip(infer_stages(flat), depths, strict=True)):
     if stage.window is None:
       return {}

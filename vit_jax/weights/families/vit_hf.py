@@ -21,7 +21,7 @@ from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import vit
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
 from vit_jax.weights.formats import TRAINING, Format, Writer
-from vit_jax.weights.rename import Arrays, Rule, Table, respelled, table, with_bare
+from vit_jax.weights.rename import Arrays, Rule, Table, add_bare_names, respell, table
 
 # -- keys of configs and fields -------------------------------------------------------
 
@@ -191,7 +191,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     layers.dense('distillation_classifier', 'head_dist'),
   )
   # Names of transformers 5, which some files have.
-  newer = respelled(
+  newer = respell(
     rules,
     (rf'attention\.attention\.{bias}', bias),
     (rf'encoder\.{bias}', 'shared_position_bias'),
@@ -199,8 +199,8 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     *layers.TRANSFORMERS_5,
   )
   rules = table(rules, newer)
-  rules = table(rules, respelled(rules, (r'encoder\.layer\.', 'layers.')))
-  return with_bare(rules, kind.prefix)
+  rules = table(rules, respell(rules, (r'encoder\.layer\.', 'layers.')))
+  return add_bare_names(rules, kind.prefix)
 
 
 # -- the kinds of models --------------------------------------------------------------

@@ -20,7 +20,7 @@ from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.families import vit
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
 from vit_jax.weights.formats import TRAINING, Fields, Format, Writer
-from vit_jax.weights.rename import Arrays, Rule, Table, below, respelled, table
+from vit_jax.weights.rename import Arrays, Rule, Table, nest_rules, respell, table
 
 # -- facts that published names give ----------------------------------------------------
 
@@ -111,7 +111,7 @@ def dino(heads: int, masked: bool) -> Table:
     _swiglu('blocks.{i}.mlp'),
     vit.timm(heads),
   )
-  return table(rules, respelled(rules, (r'^blocks\.', 'blocks.{c}.')))
+  return table(rules, respell(rules, (r'^blocks\.', 'blocks.{c}.')))
 
 
 def _dino_rules(arrays: Arrays, facts: Facts) -> Table:
@@ -136,7 +136,7 @@ def perception(heads: int, map_heads: int) -> Table:
   """Makes the rules of the Perception Encoder: CLIP's names, and attention pooling."""
   pool = layers.attention_pool('attn_pool', MAP, map_heads)
   names = (r'attention', 'attn'), (r'fc1', 'c_fc'), (r'fc2', 'c_proj')
-  return table(clip(heads), respelled(pool, *names), pool)
+  return table(clip(heads), respell(pool, *names), pool)
 
 
 def eva(heads: int) -> Table:
@@ -161,7 +161,7 @@ def aim(heads: int) -> Table:
     (r'\.norm(\d)', r'.norm_\1'),
   )
   gated = _swiglu('trunk.blocks.{i}.mlp', 'fc1', 'fc3', 'fc2')
-  return table(gated, respelled(vit.timm(heads), *names))
+  return table(gated, respell(vit.timm(heads), *names))
 
 
 def plain(heads: int) -> Table:
@@ -171,7 +171,7 @@ def plain(heads: int) -> Table:
 
 def trunk(heads: int) -> Table:
   """Makes the rules of a timm model that is the image tower of open_clip."""
-  return table(below(vit.timm(heads), 'trunk.'), layers.dense('head.proj', 'head'))
+  return table(nest_rules(vit.timm(heads), 'trunk.'), layers.dense('head.proj', 'head'))
 
 
 # -- fields ---------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def _open_clip_config(fields, image_size, class_names) -> dict:
 def _write_rules(flat: Arrays, fields: Fields) -> Table:
   heads, third = fields['num_heads'], fields['rope'] == 'dinov3'
   if 'tokens' in fields['extra_norms']:
-    return below(clip(heads), 'visual.')
+    return nest_rules(clip(heads), 'visual.')
   absent = r'register_tokens|\.w12\.' if third else r'storage_tokens|\.w[12]\.'
   absent += r'|\.fc\d\.' if fields['mlp'] == 'swiglu' else r'|\.w\d+\.'
   rules = dino(heads, third and fields['qkv_bias'] == 'qv')
