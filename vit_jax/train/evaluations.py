@@ -131,7 +131,7 @@ def stop_reason(config: dict, rows: list[dict]) -> str:
   for row in rows:
     if key not in row:
       continue
-    if sign * row[key] > best:  # false of NaN
+    if sign * row[key] > best:  # false for NaN
       best, at, since = sign * row[key], row['step'], 0
     else:
       since += 1

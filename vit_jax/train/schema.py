@@ -168,9 +168,9 @@ def _check_reads(where: str, type: str, task: str) -> None:
 
 
 def _fill_from_training(where: str, section: dict, config: dict) -> dict:
-  """Returns an evaluation's section with the task's loss, unless it sets its own.
+  """Fills an evaluation's section with the task's loss, unless it sets its own.
 
-  On the source of training it has the classes of training, too.
+  On the source of training it takes the classes of training, too.
   """
   task = config['task']
   of_task = tasks.TASKS.signature(task['name']).parameters
@@ -214,7 +214,7 @@ def _merge_keys(own: dict, inferred: dict) -> dict:
 
 
 def convert_periods(config: dict, total_steps: int) -> dict:
-  """Returns the config with its periods in steps, where they are fractions of the run."""
+  """Converts periods that are fractions of the run to steps."""
 
   def fixed(section):
     periods = {k: section[k] for k in PERIODS if type(section.get(k)) is float}

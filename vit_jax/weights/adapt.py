@@ -1,4 +1,4 @@
-"""Brings the parameters of a source to a model, strictly: nothing missing, nothing left.
+"""Fits the parameters of a source to a model: none may be missing, none may be left over.
 
 Arrays are resized for other images, patches and windows, and stacked for scanned blocks.
 """
@@ -38,14 +38,14 @@ RESIZERS = {
   'bicubic': _pixels(method='bicubic', antialias=True),
   # The same without antialiasing: transformers, MAE, EVA.
   'bicubic_plain': resample.bicubic_of_edges,
-  # DINOv2 without registers: by a factor for (new + 0.1) / old.
+  # DINOv2 without registers scales by (new + 0.1) / old.
   'bicubic_offset': lambda a, b: resample.bicubic_of_edges(a, b, (b + 0.1) / a),
   # Perception Encoder, and transformers' BEiT.
   'bilinear_plain': _pixels(method='bilinear', antialias=False),
   # SigLIP 2 NaFlex, TIPS.
   'bilinear_antialias': _pixels(method='bilinear', antialias=True),
 }
-# 'origin': as the code does that the weights are written for, see `Format.resize`.
+# 'origin': the method of the publisher's code, see `Format.resize`.
 Method = Literal[('origin', *RESIZERS)]
 
 
@@ -85,11 +85,14 @@ def tabulate_positions(
   image_size: tuple[int, int],
   class_row: bool = False,
 ) -> tuple[Arrays, dict]:
-  """Returns (parameters, fields) of a model of equal outputs with a learned table.
+  """Writes the position embeddings as a learned table; outputs stay equal.
 
-  Sine-cosine positions become a table of their numbers, for images of this size, and with
-  `class_row` a class token without a position has a row of zeros. Models with other
-  positions, or that add them before every block, come back as they are.
+  Sine-cosine positions become a table of their numbers for images of this size. With
+  `class_row` a class token without a position gets a row of zeros. A model with other
+  positions, or one that adds them before every block, stays as it is.
+
+  Returns:
+    (parameters, fields).
   """
   if fields.get('posemb_where') != 'stem':
     return flat, fields
@@ -109,11 +112,11 @@ def tabulate_positions(
 
 
 def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
-  """Resizes a table by offset to that of another window or map, as PyTorch does.
+  """Resizes a table of offsets to another window or map, as PyTorch does.
 
-  The same numbers then stand for other distances. Windows of Swin, [2 h - 1, 2 w - 1, M],
-  are resized bicubic, as by its authors; sides of an MViT's maps, [2 n - 1, Dh], linearly,
-  as by timm and detectron2. `new` is the shape without the last axis.
+  Its numbers then stand for other distances. Tables of Swin, [2 h - 1, 2 w - 1, M], are
+  resized bicubically, as by its authors, and those of MViT, [2 n - 1, Dh], linearly, as by
+  timm and detectron2. `new` is the shape without the last axis.
   """
   if len(new) == 1:
     matrix = resample.matrix(len(table), *new, 'bilinear', antialias=False)
@@ -142,7 +145,7 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
 
 
 def rename_frozen_norms(flat: Arrays, shapes: Shapes) -> Arrays:
-  """Returns arrays by the model's names: a frozen norm's scale is a batch statistic."""
+  """Renames the arrays of frozen norms, whose scale and bias are batch statistics."""
 
   def name(own):
     other = own.removeprefix(_STATS) if trees.is_statistic(own) else _STATS + own
@@ -152,7 +155,7 @@ def rename_frozen_norms(flat: Arrays, shapes: Shapes) -> Arrays:
 
 
 def stack(flat: Arrays, family: Family) -> Arrays:
-  """Stacks the blocks' parameters, '..._0/x', ..., into '.../x' [L, ...]."""
+  """Stacks the parameters of the blocks: '..._0/x', '..._1/x', ... into '.../x' [L, ...]."""
   layers = {}
   for name, x in flat.items():
     stacked, layer = family.stacked(name) or (name, None)
@@ -164,7 +167,7 @@ def stack(flat: Arrays, family: Family) -> Arrays:
 
 
 def unstack(flat: Arrays, family: Family) -> Arrays:
-  """The inverse of `stack`; names without layers stay as they are."""
+  """Undoes `stack`, without copies."""
   out = {}
   for name, x in flat.items():
     if not family.is_stacked(name):
@@ -183,7 +186,7 @@ STARTS = Registry('start', {})
 
 
 class Merge(NamedTuple):
-  """The fate of every name."""
+  """What `fit` did with each parameter."""
 
   taken: list[str]
   reinitialized: list[str]  # variables of the model that keep their initial values
@@ -191,7 +194,7 @@ class Merge(NamedTuple):
   notes: list[str]  # lines about changes on the way
 
   def describe(self, source: Source) -> str:
-    """Returns a few lines: how many parameters of the source were taken, and the rest."""
+    """Returns lines for the user: how many parameters were taken, and which were not."""
     stats = sum(map(trees.is_statistic, self.taken))
     with_stats = f' and {stats} batch statistics' if stats else ''
     taken = f'{len(self.taken) - stats} parameters{with_stats} taken'
@@ -203,7 +206,7 @@ class Merge(NamedTuple):
 
 
 def _format_names(names: dict[str, list[str]], most: int = 4) -> list[str]:
-  """Returns 'heading: a, b, c and 5 more' of each list that is not empty."""
+  """Returns a line for each list that is not empty: 'heading: a, b, c and 5 more'."""
   more = lambda n: f' and {n - most} more' if n > most else ''
   return [
     f'{heading}: {", ".join(some[:most])}{more(len(some))}'
@@ -226,9 +229,9 @@ def fit(
 
   Args:
     source: of the same model, or of one that this model can start from, see `start_from`.
-    skip: regexes of parameters to leave as the model initialises them, besides a head
-      of another number of classes, which always is.
-    resize: of position embeddings, see RESIZERS.
+    skip: regexes of parameters that keep their initial values. A head with another number
+      of classes always does.
+    resize: the method for position embeddings, see RESIZERS.
   """
   resize = source.resize if resize == 'origin' else resize
   with name_source(source.source):
@@ -271,11 +274,14 @@ def check_finite(arrays: Arrays) -> None:
 def merge(
   shapes: Shapes, arrays: dict[str, Any], skip: Iterable[str] = ()
 ) -> tuple[dict[str, Any], Merge]:
-  """Takes every parameter from `arrays`, strictly.
+  """Takes every parameter from `arrays`; none may be missing, none may be left over.
 
   Args:
-    skip: regexes, matched in full: such parameters are not taken, on either side. A batch
-      norm's statistics go by the names that parameters in their place would have.
+    skip: regexes that match the full names of parameters to ignore, in the source and in
+      the model. Statistics of a batch norm are matched without their prefix.
+
+  Raises:
+    ValueError: for names or shapes that differ.
   """
   rules = [(regex, True) for regex in skip] + [('.*', False)]
   is_skipped = lambda name: trees.first_match(rules, name.removeprefix(_STATS))
@@ -308,7 +314,11 @@ def _count_classes(shapes: Shapes) -> int | None:
 def _resize_all(
   source, flat, family, fields, shapes, image_size, method
 ) -> tuple[dict, list[str]]:
-  """Returns ({name: array of the model's shape}, what was resized, as text)."""
+  """Resizes the patch embedding and tables of positions.
+
+  Returns:
+    ({name: array of the model's shape}, lines on what was resized).
+  """
   resized, notes, old_fields = {}, [], fields
   grid = lambda size, fields: tuple(map(operator.floordiv, size, family.stride(fields)))
   kernel, shape = flat.get(family.patches), shapes.get(family.patches, ())
@@ -351,7 +361,7 @@ def _resize_all(
 
 
 def _set_patches(fields: dict, size: tuple[int, int]) -> dict:
-  """Returns a model's fields with patches of another size, its own or its backbone's."""
+  """Returns a model's fields with another patch size, which may be its backbone's."""
   if 'patch_size' in fields:
     return fields | {'patch_size': size}
   return fields | {'backbone': _set_patches(fields['backbone'], size)}
@@ -363,10 +373,12 @@ def _set_patches(fields: dict, size: tuple[int, int]) -> dict:
 def start_from(
   source: Source, model, resize: str
 ) -> tuple[Source, list[str], list[str]]:
-  """Returns the weights of one model as those of another one that can start from them.
+  """Converts the weights of one model to another one that can start from them.
 
-  The source is of the model's family, of that of its backbone, or of one in STARTS.
-  Returns also regexes of parameters that keep their initial values, and notes.
+  The source is of the model's family, of its backbone's, or of one in STARTS.
+
+  Returns:
+    (the source, regexes of parameters that keep their initial values, notes).
   """
   name, inside = model.family_name, model.backbone
   if source.family != name and inside is not None:
@@ -383,7 +395,7 @@ def start_from(
 
 
 def drop_parameters(source: Source, regex: str) -> Source:
-  """Returns a source in which some parameters are unused."""
+  """Moves the parameters that a regex matches to those that are unused."""
   unused = [n for n in source.flat if re.fullmatch(regex, n)]
   flat = {n: x for n, x in source.flat.items() if n not in unused}
   return dataclasses.replace(source, flat=flat, unused=[*unused, *source.unused])

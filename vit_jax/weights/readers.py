@@ -1,8 +1,8 @@
-"""Files of weights to flat numpy arrays: .npz, safetensors, and PyTorch's by PyTorch.
+"""Reads the arrays and the config of a file of weights: .npz, safetensors or a pickle.
 
 PyTorch's files are pickles. `torch.load(weights_only=True)` reads them without running
-their code, so torch must be installed; without it they are refused. detectron2's .pkl,
-pickles of NumPy's arrays, are read by an unpickler that makes nothing else.
+their code, so torch must be installed. detectron2's .pkl files are pickles of NumPy arrays:
+an unpickler reads them that makes nothing else.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from safetensors import SafetensorError, safe_open
 from vit_jax import files
 from vit_jax.errors import UserError, one_line
 
-# Suffixes of files of weights; a file of another name is recognised by its content.
+# Suffixes of files of weights; a file with another suffix is recognised by its content.
 PICKLES = ('.bin', '.pt', '.pth', '.pyth', '.pkl', '.pickle', '.ckpt', '.tar')
 SUFFIXES = ('.npz', '.safetensors', *PICKLES)
-# Keys under which training code keeps the parameters among other things; of a teacher
-# and a student the teacher is published, of an encoder and a predictor the encoder.
+# Keys under which training code saves the parameters among other things. It publishes the
+# teacher and not the student, the encoder and not the predictor.
 _WRAPPERS = ('state_dict', 'model', 'model_state', 'teacher', 'module', 'encoder')
-# Weights hardly compress: a file decompresses to so many times its size, at most.
+# A file may decompress to this many times its size: weights hardly compress.
 _TIMES = 20
 
 

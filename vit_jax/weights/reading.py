@@ -24,7 +24,7 @@ from vit_jax.weights.adapt import Method, fit
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import text as families_text
 from vit_jax.weights.rename import Table
-from vit_jax.weights.source import Header, Source, name_source
+from vit_jax.weights.source import Description, Header, Source, name_source
 
 
 def read_header(
@@ -96,14 +96,14 @@ def _fit_section(section: dict, model, image_size: tuple[int, int]) -> dict:
   return fit_section(from_section(**section), section, model, image_size)[0]
 
 
-# Fields of a head, and the dtype: as a backbone, a model has those of the one around it.
+# Fields that a backbone takes from the model around it: those of the head, and the dtype.
 _OF_HEAD = ('num_classes', 'representation_size', 'head_bias_init', 'dtype')
 
 
-def complete(model: dict, source: Source) -> dict:
-  """Returns the section `model`, by the weights where it names none, without classes.
+def complete(model: dict, source: Description) -> dict:
+  """Fills a section `model` from weights, where it names no model or no backbone.
 
-  A model that is built on a backbone, and names none, gets the model of the weights.
+  The classes of the weights are left out.
   """
   if 'name' not in model:
     fields = {k: v for k, v in source.fields.items() if k != 'num_classes'}
@@ -118,7 +118,7 @@ def complete(model: dict, source: Source) -> dict:
 
 
 def lacks_backbone(model: dict) -> bool:
-  """Whether a section `model` with a name is built on a backbone, and names none."""
+  """Whether a section `model` names a model that needs a backbone, but no backbone."""
   name, fields = models.resolve(**model)
   if 'backbone' not in models.signature(name).parameters:
     return False
@@ -178,7 +178,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> File
     names = facts.class_names or zoo.find_class_names(
       source, path, config, parsed.fields.get('num_classes')
     )
-    # A model without an image takes maps, of images of any number of channels.
+    # A model that takes maps instead of images suits images of any number of channels.
     channels = 3
     if not family.inputs:
       channels = parsed.blanks[family.stem(parsed.blanks)].shape[2]
@@ -214,14 +214,14 @@ def _read_content(source: str, path: Path) -> readers.Raw:
 
 
 def _check_is_no_model(source: str) -> None:
-  """Raises UserError for a model's name, 'vit_base_patch16_224', in place of weights."""
+  """Raises UserError if a model's name stands in place of weights: 'vit_base_patch16_224'."""
   is_file = Path(source).suffix in readers.SUFFIXES
   if is_file or re.search(r'[/:\\]', source) or source in zoo.ENTRIES:
     return
   family, size, fields = models.parse_name(_strip_tag(source))
   if os.path.exists(source) or family not in models.MODELS or not (size or fields):
     return
-  # Google's weights are of models without further fields; their GELU is another.
+  # Google's models need no other fields, but use the tanh GELU.
   where = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
   where = [] if fields.keys() - {'act'} else where
   if source.islower() and not hub.published(source):  # a name of timm
@@ -236,7 +236,7 @@ def _check_is_no_model(source: str) -> None:
 
 
 def _check_architecture(facts: Facts) -> None:
-  """Raises ValueError for a model of timm that is not known here by name."""
+  """Raises ValueError for an architecture of timm whose name we do not know."""
   if _resolve_name(facts.architecture or 'vit') is None:
     raise ValueError(
       f'{facts.architecture!r} is not known and may compute something else with the same '
@@ -258,5 +258,5 @@ def _resolve_name(architecture: str) -> dict | None:
 
 
 def _strip_tag(architecture: str) -> str:
-  """'vit_base_patch16_224.augreg_in21k' without timm's tag."""
+  """Removes timm's tag: 'vit_base_patch16_224' from 'vit_base_patch16_224.augreg_in21k'."""
   return architecture.removesuffix('.safetensors').split('.')[0]

@@ -14,8 +14,8 @@ from vit_jax.weights import transforms as t
 class Rule(NamedTuple):
   """The array `theirs` holds the parameters `ours`.
 
-  Names are templates: {i} stands for a number, {rest} for any text, {i+1} for the number
-  one higher, {i+01} for that in two digits. A rule that only loads is an older or newer
+  Names are templates: {i} stands for a number, {rest} for any text, {i+1} for that number
+  plus one, {i+01} for the same in two digits. A rule with `only_load` is an older or newer
   spelling, which is never written.
   """
 
@@ -42,13 +42,13 @@ def table(*parts) -> Table:
 
 
 def nest_name(name: str, prefix: str) -> str:
-  """Returns the name of a model's variable within a model around it."""
+  """Returns the name of a variable within the model around its own."""
   stats = f'{trees.STATS}/' if trees.is_statistic(name) else ''
   return f'{stats}{prefix}{name.removeprefix(stats)}'
 
 
 def nest_rules(rules: Iterable[Rule], theirs: str = '', ours: str = '') -> Table:
-  """Returns the rules of a model within another one, with a prefix on either side."""
+  """Puts prefixes before the names of a model that is part of another one."""
   return tuple(
     r._replace(
       theirs=theirs + r.theirs, ours=tuple(nest_name(n, ours) for n in r.targets)
@@ -58,7 +58,11 @@ def nest_rules(rules: Iterable[Rule], theirs: str = '', ours: str = '') -> Table
 
 
 def respell(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
-  """Returns the rules with another file name by (regex, replacement)s, to load alone."""
+  """Returns rules for other spellings of the file's names, which are only loaded.
+
+  Args:
+    changes: pairs of a regex and its replacement, applied in order.
+  """
   out = []
   for rule in rules:
     name = rule.theirs
@@ -70,9 +74,9 @@ def respell(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
 
 
 def add_bare_names(rules: Table, prefix: str) -> Table:
-  """Returns the rules of a whole model in transformers and of the one without its head.
+  """Adds the names of transformers' bare model, which lack the prefix.
 
-  The names of the latter lack the prefix.
+  transformers has each model twice, with a head and bare.
   """
   return table(rules, respell(rules, (f'^{re.escape(prefix)}', '')))
 

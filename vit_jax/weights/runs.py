@@ -1,4 +1,4 @@
-"""A run's folder as a source of weights: RUN, RUN@best or RUN@STEP."""
+"""Reads weights from the folder of a run: RUN, RUN@best or RUN@STEP."""
 
 import contextlib
 import dataclasses
@@ -156,7 +156,7 @@ def _restore_newest(folder, steps: list[int], restore: Callable) -> tuple[int, d
 
 
 def read_pipeline(config: dict) -> str | None:
-  """Returns the pipeline of the run's first evaluation, for an image in a file."""
+  """Returns the pipeline of the run's first evaluation, which decodes an image file."""
   for section in config.get('evals', {}).values():
     if isinstance(data := section.get('data'), dict) and 'pp' in data:
       pp = data['pp']

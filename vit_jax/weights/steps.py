@@ -1,4 +1,4 @@
-"""The checkpoints of a run, for those who only read them. Imports Orbax, which is slow."""
+"""The checkpoints of a run, read-only. Importing this module imports Orbax, which is slow."""
 
 import contextlib
 import functools

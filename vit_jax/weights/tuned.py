@@ -1,8 +1,8 @@
-"""Parameters that tuning adds to a source, and files of tuned parameters alone.
+"""Parameters that tuning adds to weights, and files that hold tuned parameters alone.
 
-Such a file has the parameters that a run trained and its batch statistics; its config has
-the `tune` section, the model, how weights were fitted to it, and fingerprints of frozen
-parameters: it goes with any copy of the same weights.
+Such a file has the parameters that a run trained, and its batch statistics. Its config has
+the `tune` section, the model, the options by which weights were fitted to it, and
+fingerprints of the frozen parameters, so that any copy of the same weights will do.
 """
 
 import dataclasses
@@ -50,9 +50,10 @@ def merge(source: Source) -> Source:
 
 
 def make_record(source: Source, trained: list[str], section: dict) -> tuple[dict, dict]:
-  """Returns (arrays, config) of a file of the parameters `trained` alone.
+  """Returns (arrays, config) of a file that holds the parameters `trained` alone.
 
-  The others are of the config's section `weights`.
+  Args:
+    section: `config.weights`, where all others come from.
   """
   every = source.flat | source.added
   stats = {name: x for name, x in every.items() if trees.is_statistic(name)}
@@ -73,9 +74,9 @@ def make_record(source: Source, trained: list[str], section: dict) -> tuple[dict
 
 
 def apply(source: Source, path: str | Path) -> Source:
-  """Returns a source with the parameters of a tuned file in place of its own.
+  """Puts the parameters of a tuned file in place of those of the source.
 
-  The model is that of the file, for images of its size.
+  The model and the image size are then those of the file.
   """
   _check_untuned(source)
   raw = readers.read(path)
@@ -117,7 +118,7 @@ def apply(source: Source, path: str | Path) -> Source:
 
 
 def _split_added(arrays: dict) -> tuple[dict, dict]:
-  """Returns the parameters that were added, and the model's, {name: float32}."""
+  """Splits arrays into added parameters and the model's own, {name: float32}."""
   if odd := [n for n, x in arrays.items() if not np.issubdtype(x.dtype, np.floating)]:
     raise ValueError(f'{odd[0]} is {arrays[odd[0]].dtype}, parameters are float32')
   flat = {name: np.asarray(x, np.float32) for name, x in arrays.items()}
@@ -126,7 +127,7 @@ def _split_added(arrays: dict) -> tuple[dict, dict]:
 
 
 def _check_record(path, config) -> dict:
-  """Returns the record of a tuned file; UserError for anything else."""
+  """Returns the record of a tuned file; raises UserError for anything else."""
   if not isinstance(config, dict):
     raise UserError(f'{path} is not by vit_jax convert RUN FILE --tuned_only.')
   where = f'{path}: its config'
@@ -150,14 +151,14 @@ def _check_untuned(source: Source) -> None:
 
 
 def add_section(source: Source, section: dict) -> Source:
-  """Returns a source to which a `tune` section adds parameters that are not there yet."""
+  """Adds a `tune` section, whose parameters start as in training."""
   _check_section('tune', section)
   _check_untuned(source)
   return dataclasses.replace(source, tune=section, added=None)
 
 
 def attach(model, source: Source, shape: tuple[int, int, int], flat: dict):
-  """Returns (model, {name: array}) with the parameters that the source's tuning adds."""
+  """Adds the tuned parameters of a source to a model; returns (model, {name: array})."""
   family = model.family
   model, _ = tune.attach(model, family, shape, **source.tune)
 
