@@ -144,7 +144,7 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   return _resize(kernel, new, lambda a, b: np.linalg.pinv(enlarged(a, b).T))
 
 
-def rename_frozen_norms(flat: Arrays, shapes: Shapes) -> Arrays:
+def _rename_frozen_norms(flat: Arrays, shapes: Shapes) -> Arrays:
   """Renames the arrays of frozen norms, whose scale and bias are batch statistics."""
 
   def name(own):
@@ -181,7 +181,7 @@ def unstack(flat: Arrays, family: Family) -> Arrays:
 # -- a source and a model ---------------------------------------------------------------
 
 # (family of the weights, family of a model that can start from them) -> function
-# `(source, model, resize)`, which returns as `start_from`.
+# `(source, model, resize)`, which returns as `_start_from`.
 STARTS = Registry('start', {})
 
 
@@ -228,7 +228,7 @@ def fit(
   Names are those of `trees.flatten_variables`; those in `report.reinitialized` are left out.
 
   Args:
-    source: of the same model, or of one that this model can start from, see `start_from`.
+    source: of the same model, or of one that this model can start from, see `_start_from`.
     skip: regexes of parameters that keep their initial values. A head with another number
       of classes always does.
     resize: the method for position embeddings, see RESIZERS.
@@ -237,10 +237,10 @@ def fit(
   with name_source(source.source):
     family, fields = model.family, model.fields()
     _check_size(image_size, family.stride(fields))
-    source, new, notes = start_from(source, model, resize)
+    source, new, notes = _start_from(source, model, resize)
     abstract = model.shapes((*image_size, source.channels))
     shapes = {name: x.shape for name, x in trees.flatten_variables(abstract).items()}
-    flat = rename_frozen_norms(source.flat, shapes)
+    flat = _rename_frozen_norms(source.flat, shapes)
     resized, changes = _resize_all(
       source, flat, family, fields, shapes, image_size, resize
     )
@@ -370,7 +370,7 @@ def _set_patches(fields: dict, size: tuple[int, int]) -> dict:
 # -- weights of another model ---------------------------------------------------------
 
 
-def start_from(
+def _start_from(
   source: Source, model, resize: str
 ) -> tuple[Source, list[str], list[str]]:
   """Converts the weights of one model to another one that can start from them.
@@ -382,7 +382,7 @@ def start_from(
   """
   name, inside = model.family_name, model.backbone
   if source.family != name and inside is not None:
-    source, new, notes = start_from(source, inside, resize)
+    source, new, notes = _start_from(source, inside, resize)
     source = drop_parameters(source, r'(head|head_dist|pre_logits)/.*')
     flat = {rename.nest_name(n, 'backbone/'): x for n, x in source.flat.items()}
     new = [rf'(?!({_STATS})?backbone/).*', *(f'backbone/(?:{r})' for r in new)]

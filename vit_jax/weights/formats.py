@@ -72,7 +72,7 @@ class Writer:
   alike: tuple[str, ...] = ()
 
 
-class Parsed(NamedTuple):
+class _Parsed(NamedTuple):
   """A model as the names and shapes of a file's arrays tell it."""
 
   fields: Fields
@@ -153,7 +153,7 @@ class Format:
       )
     return facts._replace(fields=fields)
 
-  def parse(self, arrays: Arrays, facts: Facts) -> Parsed:
+  def parse(self, arrays: Arrays, facts: Facts) -> _Parsed:
     """Returns the model of arrays by their names and shapes; reads none of them."""
     # Zeros without memory, which transforms reshape as they would the array itself.
     zeros = {
@@ -167,7 +167,7 @@ class Format:
     depth = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
     if depth > adapt.MOST_LAYERS:
       raise ValueError(f'it has {depth:,} layers, up to {adapt.MOST_LAYERS:,} are read')
-    return Parsed(fields=fields, table=table, blanks=blanks)
+    return _Parsed(fields=fields, table=table, blanks=blanks)
 
   def write(
     self, flat: Arrays, fields: Fields, image_size: tuple[int, int], class_names

@@ -35,7 +35,7 @@ _TIMES = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class _Stored:
   """An array of a file that is read whenever it is converted to NumPy."""
 
   shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Stored:
 class Raw(NamedTuple):
   """The content of a file, under its own names."""
 
-  arrays: dict[str, np.ndarray | Stored]
+  arrays: dict[str, np.ndarray | _Stored]
   # config.json beside it, or the embedded config, without nulls; {} for none.
   config: dict
 
@@ -163,7 +163,7 @@ _FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16}
 _FLOATS |= {'BF16': jnp.bfloat16}
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | Stored], dict]:
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | _Stored], dict]:
   """Returns (arrays, config in the metadata); the library checks header and sizes."""
   arrays = {}
   with _explain_damage(path):
@@ -172,7 +172,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | Stored], dict]
       part = file.get_slice(name)
       if dtype := _FLOATS.get(part.get_dtype()):
         load = functools.partial(_load_tensor, path, file, name)
-        arrays[name] = Stored(tuple(part.get_shape()), np.dtype(dtype), load)
+        arrays[name] = _Stored(tuple(part.get_shape()), np.dtype(dtype), load)
       else:
         arrays[name] = file.get_tensor(name)
     config = (file.metadata() or {}).get('config')

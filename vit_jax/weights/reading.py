@@ -24,7 +24,7 @@ from vit_jax.weights.adapt import Method, fit
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import text as families_text
 from vit_jax.weights.rename import Table
-from vit_jax.weights.source import Description, Header, Source, name_source
+from vit_jax.weights.source import Header, Source, name_source
 
 
 def read_header(
@@ -100,7 +100,7 @@ def _fit_section(section: dict, model, image_size: tuple[int, int]) -> dict:
 _OF_HEAD = ('num_classes', 'representation_size', 'head_bias_init', 'dtype')
 
 
-def complete(model: dict, source: Description) -> dict:
+def complete(model: dict, source: Header) -> dict:
   """Fills a section `model` from weights, where it names no model or no backbone.
 
   The classes of the weights are left out.
@@ -130,7 +130,7 @@ def lacks_backbone(model: dict) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FileHeader(Header):
+class _FileHeader(Header):
   """The header of a file of weights."""
 
   arrays: Mapping  # the model's, under the file's names
@@ -145,10 +145,10 @@ class FileHeader(Header):
       arrays = {name: np.asarray(x) for name, x in self.arrays.items()}
       flat = formats.rename_arrays(arrays, self.table)
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
-    return Source(**self.describe(), flat=flat, unused=self.unused, text=self.text)
+    return self._add_arrays(flat, unused=self.unused, text=self.text)
 
 
-def _read_file_header(source: str, variant: str | None, overrides: dict) -> FileHeader:
+def _read_file_header(source: str, variant: str | None, overrides: dict) -> _FileHeader:
   entry = zoo.ENTRIES.get(source)
   path = download.locate(entry.url if entry else source, zoo.ENTRIES)
   content = _read_content(source, path)
@@ -183,7 +183,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> File
     if not family.inputs:
       channels = parsed.blanks[family.stem(parsed.blanks)].shape[2]
     pp = facts.pp or pipelines.read_timm(facts.images or {}, size)
-  return FileHeader(
+  return _FileHeader(
     source=source,
     format=format.name,
     family=format.family,

@@ -44,7 +44,7 @@ def _is_run(folder: Path) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunHeader(Header):
+class _RunHeader(Header):
   """The header of a run: its config."""
 
   folder: Path
@@ -89,7 +89,7 @@ class RunHeader(Header):
     added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
     flat = adapt.unstack(flat, self.model.family)
     section = section if added else {}
-    return Source(**self.describe(), flat=flat, step=step, tune=section, added=added)
+    return self._add_arrays(flat, step=step, tune=section, added=added)
 
   def _read_frozen(self, names: list[str]) -> dict:
     """Returns {name: array} of the frozen parameters; checkpoints compare fingerprints."""
@@ -118,14 +118,14 @@ def read_header(
   weights: str | None,
   fields: dict,
   fit_frozen: Callable,
-) -> RunHeader:
-  """Returns the header of a run; arguments as those of `load` and `RunHeader`."""
+) -> _RunHeader:
+  """Returns the header of a run; arguments as those of `load` and `_RunHeader`."""
   config = config_lib.read(folder)
   resolved, section = config['resolved'], dict(config['model'])
   name, variant = section.pop('name'), section.pop('variant', None)
   family, own_fields = models.resolve(name, variant, **section)
   H, W, C = resolved['image_shape']
-  return RunHeader(
+  return _RunHeader(
     source=str(source),
     format='run',
     family=family,

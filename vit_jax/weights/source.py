@@ -13,8 +13,8 @@ from vit_jax.errors import UserError, one_line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Description:
-  """The facts about weights that need none of their arrays."""
+class Header(abc.ABC):
+  """What a file or a run says about its weights, without their arrays."""
 
   source: str  # as the user wrote it
   # google, big_vision, timm, hf, bit, authors, open_clip, detectron2, or run
@@ -28,23 +28,17 @@ class Description:
   # How the publisher's code resizes position embeddings, see `adapt.RESIZERS`.
   resize: str = 'bilinear'
 
-  def describe(self) -> dict[str, Any]:
-    """Returns {name: value} of these facts."""
-    names = [field.name for field in dataclasses.fields(Description)]
-    return {name: getattr(self, name) for name in names}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Header(Description, abc.ABC):
-  """The description of a file or a run, whose arrays are not read yet."""
-
   @abc.abstractmethod
   def read(self) -> 'Source':
     """Reads the arrays."""
 
+  def _add_arrays(self, flat: dict[str, np.ndarray], **more) -> 'Source':
+    facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(Header)}
+    return Source(**facts, flat=flat, **more)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source(Description):
+class Source(Header):
   """The parameters of a source, and the model they belong to."""
 
   # Our names, see `trees.flatten_variables`, blocks not stacked, float32; batch
@@ -60,6 +54,9 @@ class Source(Description):
   added: dict[str, np.ndarray] | None = dataclasses.field(default_factory=dict)
   # The arrays of a text tower in the same file, a `families.text.TextArrays`, or None.
   text: Any = None
+
+  def read(self) -> 'Source':
+    return self
 
   @property
   def origin(self) -> str:
