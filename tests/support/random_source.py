@@ -21,7 +21,16 @@ def random_source(**fields):
   flat = {name: x.astype(np.float32) for name, x in flat.items()}
   flat = adapt.unstack(flat, models.family(family))
   names = ['ant', 'bee', 'cat', 'dog', 'eel'] if fields['num_classes'] else None
-  return Source('a run', 'run', family, fields, flat, (32, 48), 3, names, None, [])
+  return Source(
+    source='a run',
+    format='run',
+    family=family,
+    fields=fields,
+    image_size=(32, 48),
+    channels=3,
+    class_names=names,
+    flat=flat,
+  )
 
 
 def logits_of(source, loaded):
