@@ -141,7 +141,8 @@ def test_files_of_transformers_hold_the_same(tmp_path):
 def test_files_of_other_networks_are_refused(tmp_path, to, changed, words):
   weights.write(weights.read(path_of('resnet_timm')), tmp_path / 'a', to)
   raw = readers.read(tmp_path / 'a')
-  export.save(tmp_path / 'b', raw.arrays, raw.config | changed)
+  arrays = {name: np.asarray(x) for name, x in raw.arrays.items()}
+  export.save(tmp_path / 'b', arrays, raw.config | changed)
   with pytest.raises(UserError, match=naming(*words)):
     vit_jax.load(tmp_path / 'b')
 

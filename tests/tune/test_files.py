@@ -163,9 +163,10 @@ def write(start, section, folder, added, **config):
   export.save(folder, *record)
   if config:
     raw = readers.read(folder)
+    arrays = {name: np.asarray(x) for name, x in raw.arrays.items()}
     shutil.rmtree(folder)
     ((key, old),) = raw.config.items()
-    export.save(folder, raw.arrays, {key: old | config})
+    export.save(folder, arrays, {key: old | config})
   return folder
 
 

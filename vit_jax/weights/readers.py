@@ -61,8 +61,7 @@ class Raw(NamedTuple):
   """The content of a file, under its own names."""
 
   arrays: dict[str, np.ndarray | _Stored]
-  # config.json beside it, or the embedded config, without nulls; {} for none.
-  config: dict
+  config: dict  # config.json beside it, or the embedded config; {} for none
 
 
 def read(path: str | Path) -> Raw:
@@ -77,7 +76,7 @@ def read(path: str | Path) -> Raw:
     if not x.size or (x.dtype.kind not in 'biufc' and x.dtype != jnp.bfloat16):
       what = f'has the type {x.dtype}, which is not numeric' if x.size else 'is empty'
       raise UserError(f'{path}: array {name!r} {what}.')
-  return raw._replace(config=drop_nulls(raw.config))
+  return raw
 
 
 def drop_nulls(value):

@@ -152,7 +152,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
   entry = zoo.ENTRIES.get(source)
   path = download.locate(entry.url if entry else source, zoo.ENTRIES)
   content = _read_content(source, path)
-  config = content.config
+  config = readers.drop_nulls(content.config)
   with name_source(source):
     text, arrays = families_text.split(content.arrays, config, path)
     format, arrays, unused = formats.detect(arrays, config, source)
