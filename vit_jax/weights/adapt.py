@@ -148,7 +148,7 @@ def _rename_frozen_norms(flat: Arrays, shapes: Shapes) -> Arrays:
   """Renames the arrays of frozen norms, whose scale and bias are batch statistics."""
 
   def name(own):
-    other = own.removeprefix(_STATS) if trees.is_statistic(own) else _STATS + own
+    other = own.removeprefix(_STATS) if own.startswith(_STATS) else _STATS + own
     return other if other in shapes and own not in shapes else own
 
   return {name(own): x for own, x in flat.items()}
@@ -195,7 +195,7 @@ class Merge(NamedTuple):
 
   def describe(self, source: Source) -> str:
     """Returns lines for the user: how many parameters were taken, and which were not."""
-    stats = sum(map(trees.is_statistic, self.taken))
+    stats = sum(name.startswith(_STATS) for name in self.taken)
     with_stats = f' and {stats} batch statistics' if stats else ''
     taken = f'{len(self.taken) - stats} parameters{with_stats} taken'
     lines = [f'{source.source} ({source.origin}): {taken}', *self.notes]
