@@ -74,11 +74,7 @@ def test_total_steps(duration, expected):
 
 def test_differences():
   old, new = {'a': {'b': 1, 'c': 2}, 'd': 3}, {'a': {'b': 1, 'c': 4}, 'e': 5}
-  assert config.differences(old, new) == {
-    'a.c': (2, 4),
-    'd': (3, None),
-    'e': (None, 5),
-  }
+  assert config.differences(old, new) == {'a.c': (2, 4), 'd': (3, None), 'e': (None, 5)}
 
 
 def test_a_missing_file_names_one_that_exists(tmp_path):

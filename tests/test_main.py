@@ -1,7 +1,7 @@
 """Bad input to `main`: one clear line, at once, and exit code 2."""
 
-import os
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -12,21 +12,13 @@ from vit_jax import config, errors, main
 from vit_jax.errors import UserError
 from vit_jax.train import program
 
-DIGITS = '--config=configs/digits.py:debug'
+DIGITS = '--config=digits:debug'
 B16 = '--config=configs/vit_b16.py'
 
 
 @pytest.fixture(autouse=True)
 def no_prepared_data(monkeypatch, tmp_path):
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'nothing'))
-
-
-def error_of(*arguments, workdir, capfd) -> str:
-  """Runs a command that is refused, in this process; returns its one line on stderr."""
-  argv = (*arguments, f'--workdir={workdir}')
-  code, _, error = commands.run(main.main, capfd, *argv)
-  assert code == 2
-  return commands.one_line(error)
 
 
 def test_the_hint_is_true(tmp_path):
@@ -48,63 +40,56 @@ def test_the_hint_is_true(tmp_path):
     assert 'debug' not in str(error.value)
 
 
-# -- every other slip, in this process -------------------------------------------------
+KEY = f'{DIGITS} --config.'
+
+# (arguments, words of the error); without --workdir among them it is `run`.
+REFUSED = [
+  ('', ('--config', '--help')),
+  ('--config=configs/digist.py', ('digist.py', 'configs/digits.py')),
+  ('--config=digist', ("'digist'", 'Did you mean "digits"', 'vit_b16', 'FILE.py')),
+  ('--config=elsewhere/digits.py', ('elsewhere/digits.py', 'mean "digits"')),
+  ('--config=folder', ("data.source is ''", 'folder:PATH')),
+  ('--config=folder:data=/no/such/folder', ("'/no/such/folder'", 'folder:PATH')),
+  (f'{DIGITS} --wrokdir=x', ("'--wrokdir=x'", '--workdir')),
+  (f'{DIGITS} --config.optim.lr 1', ("'1'", '--config.KEY=VALUE')),
+  (f'{DIGITS} --steps=9', ("'--steps=9'", '"--config.steps"')),
+  (f'{DIGITS} --num_workers=9', ('"--config.data.workers"',)),
+  (f'{DIGITS} --batchsize 9', ("'--batchsize'", '"--config.data.batch_size"')),
+  (f'{KEY}data.batch_size=12', ('batch_size=12', 8)),
+  (f'{KEY}optim.accum=3', ('batch_size=64', 24, 'optim.accum')),
+  (f'{KEY}optim.schedule.warmup=500', ('warmup', 500, ':warmup=N')),
+  (f'{KEY}model.variant=B', ("'B'", 'SIZE/PATCH')),
+  (f'{KEY}evals.test.data.split=tset', ("'tset'", "'test'")),
+  (f'{KEY}optim.ema=None', ('test_ema.use_ema', 'config.optim.ema')),
+  (f'{KEY}model.num_classes=5', ('0 to 9', 'num_classes=5')),
+  (f'{KEY}data.source=arrays:twelve.npz --config.model.num_classes=10',
+   ('0 to 11', '0 to 9', 'twelve.npz#10', 'label 10')),
+  (f'{DIGITS} --workdir=file', ('file', '--workdir')),
+  (f'{DIGITS} --workdir=file/run', ('file/run', '--workdir')),
+  (f'{DIGITS} --workdir=photos', ("'cat'", '--workdir')),
+  (f'{DIGITS} --workdir=s3://bucket/run', ('s3://bucket/run',)),
+  # A plain user meets permissions first.
+  (f'{DIGITS} --workdir=/proc/run', ('/proc/run',)),
+  (f'{DIGITS} --workdir=/sys/run', ('/sys/run',)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'facts'),
-  [
-    ([], ('--config', '--help')),
-    (['--config=configs/digist.py'], ('digist.py', 'configs/digits.py')),
-    (['--config=digist'], ("'digist'", 'Did you mean "digits"', 'vit_b16', 'FILE.py')),
-    (['--config=elsewhere/digits.py'], ('elsewhere/digits.py', 'mean "digits"')),
-    ([DIGITS, '--wrokdir=x'], ("'--wrokdir=x'", '--workdir')),
-    ([DIGITS, '--config.optim.lr', '1'], ("'1'", '--config.KEY=VALUE')),
-    ([DIGITS, '--steps=9'], ("'--steps=9'", '"--config.steps"')),
-    ([DIGITS, '--num_workers=9'], ('"--config.data.workers"',)),
-    ([DIGITS, '--batchsize', '9'], ("'--batchsize'", '"--config.data.batch_size"')),
-    ([DIGITS, '--config.data.batch_size=12'], ('batch_size=12', 8)),
-    ([DIGITS, '--config.optim.accum=3'], ('batch_size=64', 24, 'optim.accum')),
-    ([DIGITS, '--config.optim.schedule.warmup=500'], ('warmup', 500, ':warmup=N')),
-    ([DIGITS, '--config.model.variant=B'], ("'B'", 'SIZE/PATCH')),
-    ([DIGITS, '--config.evals.test.data.split=tset'], ("'tset'", "'test'")),
-    ([DIGITS, '--config.optim.ema=None'], ('test_ema.use_ema', 'config.optim.ema')),
-    ([DIGITS, '--config.model.num_classes=5'], ('0 to 9', 'num_classes=5')),
-    (['--config=folder'], ("data.source is ''", 'folder:PATH')),
-    (
-      ['--config=folder:data=/no/such/folder'],
-      ("'/no/such/folder'", 'folder:PATH'),
-    ),
-  ],
-  ids=lambda value: str(value[-1]).rpartition('config')[2] if value else 'nothing',
-)
-def test_refused_in_one_line(arguments, facts, tmp_path, capfd):
-  error = error_of(*arguments, workdir=tmp_path / 'run', capfd=capfd)
-  assert re.search(naming(*facts), error)
-  assert not (tmp_path / 'run' / 'status.json').exists()
-
-
-def test_a_label_out_of_range(tmp_path, capfd):
-  file = tmp_path / 'twelve.npz'
-  images = np.zeros((24, 8, 8, 1), np.uint8)
-  np.savez(file, images=images, labels=np.arange(24) % 12)
-  arguments = [DIGITS, f'--config.data.source=arrays:{file}']
-  arguments.append('--config.model.num_classes=10')
-  error = error_of(*arguments, workdir=tmp_path / 'run', capfd=capfd)
-  assert re.search(naming('0 to 11', '0 to 9', 'twelve.npz#10', 'label 10'), error)
-
-
-def test_a_file_where_the_folder_goes(tmp_path, capfd):
+@pytest.mark.parametrize(('arguments', 'words'), REFUSED)
+def test_refused_in_one_line(arguments, words, tmp_path, capfd, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'photos/cat').mkdir(parents=True)
   (tmp_path / 'file').touch()
-  workdir = f'{tmp_path}/file/run'
-  error = error_of(DIGITS, workdir=workdir, capfd=capfd)
-  assert re.search(naming(workdir, '--workdir'), error)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason='a plain user meets permissions first')
-@pytest.mark.parametrize('workdir', ['/proc/run', '/sys/run', 's3://bucket/run'])
-def test_unwritable_folders(workdir, capfd):
-  assert workdir in error_of(DIGITS, workdir=workdir, capfd=capfd)
+  (tmp_path / 'configs').symlink_to(runs.ROOT / 'configs')
+  images = np.zeros((24, 8, 8, 1), np.uint8)
+  np.savez(tmp_path / 'twelve.npz', images=images, labels=np.arange(24) % 12)
+  argv = shlex.split(arguments)
+  if '--workdir' not in arguments:
+    argv.append('--workdir=run')
+  code, _, error = commands.run(main.main, capfd, *argv)
+  assert code == 2
+  assert re.search(naming(*words), commands.one_line(error)), error
+  assert not (tmp_path / 'run' / 'status.json').exists()
+  assert [path.name for path in (tmp_path / 'photos').iterdir()] == ['cat']
 
 
 def test_the_run_folder_is_named_after_the_command():

@@ -191,13 +191,7 @@ ENDS += [(point, signal.SIGSTOP) for point in ('compiling', 'a step')]
 @pytest.mark.faults
 @pytest.mark.parametrize('victim', [0, 1])
 @pytest.mark.parametrize(('point', 'number'), ENDS)
-def test_the_other_ends_too(
-  point,
-  number,
-  victim,
-  tmp_path,
-  faults_table,
-):
+def test_the_other_ends_too(point, number, victim, tmp_path, faults_table):
   sabotage = [_SOON, _SOON]
   sabotage[victim] += dies_at(point, number)
   processes = start_two(tmp_path, sabotage=sabotage)

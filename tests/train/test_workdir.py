@@ -89,25 +89,13 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path):
       pass
 
 
-def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path):
+def test_files_of_a_scheduler_may_be_there_first(tmp_path):
   for name in ('.DS_Store', 'slurm-1.out'):
     (tmp_path / name).touch()
   with lock(tmp_path):
     (tmp_path / 'results').touch()
   with lock(tmp_path):  # the lock's file says that it is a run's
     pass
-  (tmp_path / 'photos' / 'cat').mkdir(parents=True)
-  with pytest.raises(errors.UserError, match=naming("'cat'", '--workdir')):  # noqa: SIM117
-    with lock(tmp_path / 'photos'):
-      pass
-  assert [path.name for path in (tmp_path / 'photos').iterdir()] == ['cat']
-
-
-def test_an_unwritable_workdir(tmp_path):
-  (tmp_path / 'file').write_text('')
-  for bad in (tmp_path / 'file', tmp_path / 'file' / 'run', '/proc/run'):
-    with pytest.raises(errors.UserError, match=naming(bad, '--workdir')), lock(bad):
-      pass
 
 
 def test_a_file_system_without_locks_is_reported_and_used(tmp_path, monkeypatch, capfd):

@@ -73,8 +73,6 @@ def test_lora_is_folded_into_the_weights(made, tmp_path):
   np.testing.assert_allclose(logits(whole), logits(loaded), atol=1e-5)
   start = vit_jax.load(made / 'weights.npz', num_heads=2, num_classes=10)
   assert np.abs(logits(whole) - logits(start)).max() > 1e-3
-  with pytest.raises(errors.UserError, match=naming('tune/dense_0', '--tuned_only')):
-    convert.main([str(made / 'mlp'), str(tmp_path / 'mlp.npz')])
 
 
 @pytest.mark.parametrize('name', SECTIONS)
@@ -94,6 +92,8 @@ def test_what_was_tuned_goes_with_a_copy_of_the_weights(made, tmp_path, name, ca
     vit_jax.load(weights, num_heads=2, tune=file)
   with pytest.raises(errors.UserError, match=naming(name)):
     vit_jax.load(made / name, tune=file)
+  with pytest.raises(errors.UserError, match=naming(file, 'tune=')):
+    vit_jax.load(file)
 
 
 def test_parameters_are_added_to_weights_that_have_none(made):
@@ -103,24 +103,38 @@ def test_parameters_are_added_to_weights_that_have_none(made):
   added = trees.flatten(loaded.params['tune'])
   assert {x.shape for x in added.values()} == {(16, 4), (4, 16)}
   assert logits(loaded).shape == (4, 3)
-  bad = {'method': 'lora', 'rnk': 4}
-  with pytest.raises(errors.UserError, match=naming('tune.rnk', 'rank')):
-    vit_jax.load(made / 'weights.npz', num_heads=2, num_classes=3, tune=bad)
 
 
-def test_files_that_hold_nothing_tuned_are_refused(made, tmp_path):
-  refused = lambda tune: vit_jax.load(made / 'weights.npz', num_heads=2, tune=str(tune))
-  with pytest.raises(errors.UserError, match=naming('weights.npz', '--tuned_only')):
-    refused(made / 'weights.npz')
-  with pytest.raises(errors.UserError, match=naming('lora')):
-    refused('lora')
-  file = str(tmp_path / 'tuned.npz')
-  assert convert.main([str(made / 'lora'), file, '--tuned_only']) == 0
-  with pytest.raises(errors.UserError, match=naming(file, 'tune=')):
-    vit_jax.load(file)
+def load(folder, tune, **options):
+  return vit_jax.load(folder / 'weights.npz', num_heads=2, tune=tune, **options)
 
 
-def test_weights_of_a_tuned_run_are_folded_or_refused(made):
+# (call in the folder `made`, words of the error)
+REFUSED = [
+  (
+    lambda made: tuned.merge(from_section(f'{made}/mlp').read()),
+    ('mlp', 'tune/dense_0'),
+  ),
+  (
+    lambda made: convert.main([f'{made}/mlp', f'{made}/mlp.npz']),
+    ('tune/dense_0', '--tuned_only'),
+  ),
+  (
+    lambda made: load(made, {'method': 'lora', 'rnk': 4}, num_classes=3),
+    ('tune.rnk', 'rank'),
+  ),
+  (lambda made: load(made, f'{made}/weights.npz'), ('weights.npz', '--tuned_only')),
+  (lambda made: load(made, 'lora'), ('lora',)),
+]
+
+
+@pytest.mark.parametrize(('call', 'words'), REFUSED)
+def test_a_run_or_file_of_another_kind_is_refused(made, call, words):
+  with pytest.raises(errors.UserError, match=naming(*words)):
+    call(made)
+
+
+def test_weights_of_a_tuned_run_are_folded(made):
   # As config.weights is opened.
   source = tuned.merge(from_section(str(made / 'lora')).read())
   assert not source.tune
@@ -128,8 +142,6 @@ def test_weights_of_a_tuned_run_are_folded_or_refused(made):
   kernel = 'Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel'
   with np.load(made / 'weights.npz') as arrays:
     assert np.abs(source.flat[kernel] - arrays[kernel]).max() > 1e-4
-  with pytest.raises(errors.UserError, match=naming('mlp', 'tune/dense_0')):
-    tuned.merge(from_section(str(made / 'mlp')).read())
 
 
 # -- files as a run would write them, without the run ----------------------------------
@@ -200,30 +212,24 @@ HIDDEN = {
   f'tune/dense_0/{n}': np.ones(s) for n, s in (('kernel', (16, 16)), ('bias', 16))
 }
 HIDDEN |= {f'tune/norm_0/{n}': np.ones(16) for n in ('scale', 'bias')}
-WRONG = {
-  'stats': (dict(section=MLP, added=HIDDEN), ('norm_0/mean', '(16,)')),
-  'nan': (
-    dict(section=PROMPTS, added={'tune/prompts': np.full((1, 2, 16), np.nan)}),
-    ('tune/prompts', 'NaN'),
-  ),
-  'added': (dict(section=PROMPTS, added={}), ('tune/prompts', '(1, 2, 16)')),
-  'type': (
-    dict(section=PROMPTS, added={'tune/prompts': np.ones((1, 2, 16), int)}),
-    ('tune/prompts', 'int64'),
-  ),
-  'no_section': (
-    dict(section={}, added={'tune/prompts': np.ones((1, 2, 16))}),
-    ('tune/prompts', 'tune'),
-  ),
-  'huge': (dict(section={}, added={}, image_size=[10**9, 16]), ('image_size', '16384')),
-  'classes': (dict(section={}, added={}, fields={'num_classes': 4}), ('head', '4')),
-}
+ONES = np.ones((1, 2, 16), np.float32)
+# (section, added parameters, changes of the file's config, words of the error)
+WRONG = [
+  (MLP, HIDDEN, {}, ('norm_0/mean', '(16,)')),
+  (PROMPTS, {}, {}, ('tune/prompts', '(1, 2, 16)')),
+  (PROMPTS, {'tune/prompts': ONES * np.nan}, {}, ('tune/prompts', 'NaN')),
+  (PROMPTS, {'tune/prompts': ONES.astype(int)}, {}, ('tune/prompts', 'int64')),
+  ({}, {'tune/prompts': ONES}, {}, ('tune/prompts', 'tune')),
+  ({}, {}, {'image_size': [10**9, 16]}, ('image_size', '16384')),
+  ({}, {}, {'fields': {'num_classes': 4}}, ('head', '4')),
+]
 
 
-@pytest.mark.parametrize('case', WRONG)
-def test_tuned_files_with_wrong_contents_are_refused(tmp_path, case):
-  options, words = WRONG[case]
+@pytest.mark.parametrize(('section', 'added', 'config', 'words'), WRONG)
+def test_tuned_files_with_wrong_contents_are_refused(
+  tmp_path, section, added, config, words
+):
   weights, run = source(tmp_path)
-  file = write(run, folder=tmp_path / 'file', **options)
+  file = write(run, section, tmp_path / 'file', added, **config)
   with pytest.raises(errors.UserError, match=naming(*words)):
     vit_jax.load(weights, num_heads=2, tune=file)
