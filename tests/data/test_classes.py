@@ -84,7 +84,8 @@ def test_parts_of_a_mixture():
   assert data.num_examples == len(expected('train', [*UPPER, 0])[0])
 
 
-ERRORS = [
+# A source, `classes`, and the words of the error.
+REFUSED = [
   ('digits', [], ('config.data.classes', 'empty')),
   ('digits', [1, 2, 1], ('1', 'twice')),
   ('digits', [1, '1'], ("'1'", 'twice')),
@@ -93,20 +94,16 @@ ERRORS = [
   ('digits', ['tree'], ('digits', "'tree'", "'0'")),
   ('synthetic', ['tree'], ('synthetic', "'tree'", 'index')),
   ([{'source': 'digits'}], [1], ('config.data.classes', "'classes'")),
+  ('arrays:several.npz', [0], ('several.npz', 'classes', 'folder')),
 ]
 
 
-@pytest.mark.parametrize(('source', 'classes', 'facts'), ERRORS)
-def test_what_is_refused(source, classes, facts):
-  with pytest.raises(UserError, match=naming(*facts)):
+@pytest.mark.parametrize(('source', 'classes', 'words'), REFUSED)
+def test_what_is_refused(tmp_path, monkeypatch, source, classes, words):
+  monkeypatch.chdir(tmp_path)
+  np.savez('several.npz', images=np.zeros((3, 4, 4, 1), np.uint8), labels=np.eye(3) > 0)
+  with pytest.raises(UserError, match=naming(*words)):
     pipeline.TrainBatches(source, 'train', PP, 4, classes=classes)
-
-
-def test_needs_labels_that_are_known(tmp_path):
-  labels = np.eye(3, dtype=np.int64)
-  np.savez(tmp_path / 'a.npz', images=np.zeros((3, 4, 4, 1), np.uint8), labels=labels)
-  with pytest.raises(UserError, match=naming('a.npz', 'classes', 'folder')):
-    sources.build(f'arrays:{tmp_path}/a.npz', 'train', classes=[0])
 
 
 def test_an_evaluation_numbers_the_classes_as_training_does():

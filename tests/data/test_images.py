@@ -8,22 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from tests.support.hostile_images import bmp, gif, picture, png
+from tests.support.hostile_images import bmp, encode, gif, picture, png
 from vit_jax.data import lazy_tf
 from vit_jax.data.ops import decode as images
 from vit_jax.errors import BadImage
 
 tf = lazy_tf.load()
-
-
-def encode(image, fmt='PNG', orientation=None, **options):
-  if orientation:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    options['exif'] = exif
-  out = io.BytesIO()
-  image.save(out, fmt, **options)
-  return out.getvalue()
 
 
 def decode(data, exif=True, channels=3, precise=False):

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.support import naming
+from tests.support.hostile_images import encode
 from tests.support.image_folder import same, take, together
 from vit_jax.data import bad_images, pipeline, sources
 from vit_jax.data.sources import mixture, order
@@ -141,14 +142,12 @@ def test_images_and_labels_belong_together():
 @pytest.fixture
 def folders(tmp_path):
   """Two folders: one with a broken file, one whose image is rotated by its EXIF."""
-  exif = Image.Exif()
-  exif[0x0112] = 6
   image = np.zeros((20, 10, 3), np.uint8)
   image[:10] = 200  # upright: bright on the right
-  for name, options in (('a', {}), ('b', {'exif': exif})):
+  for name, orientation in (('a', 1), ('b', 6)):
     home = tmp_path / name / 'train' / name
     home.mkdir(parents=True)
-    Image.fromarray(image).save(home / '0.jpg', **options)
+    (home / '0.jpg').write_bytes(encode(Image.fromarray(image), 'JPEG', orientation))
   (tmp_path / 'a' / 'train' / 'a' / '1.jpg').write_bytes(b'broken')
   return tmp_path
 
@@ -188,37 +187,41 @@ def test_if_one_part_has_several_labels_all_have(tmp_path):
 # --- mistakes ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-  ('parts', 'facts'),
-  [
-    ([], ('data.source', 'empty')),
-    (['digits'], ('data.source[0]', "'digits'", 'section')),
-    ([{'split': 'train'}], ('data.source[0]', 'lacks source')),
-    ([noise(3), noise(3, wieght=1)], ('data.source[1].wieght', 'weight')),
-    ([noise(3, 1), noise(3)], ('data.source[1]', 'weight')),
-    ([noise(3, 0)], ('data.source[0]', 'weight=0')),
-    ([noise(3), {'source': 'digits'}], ('synthetic', (3, 3, 3), 'digits', (8, 8, 1))),
-    ([noise(3, 1e-9), noise(3, 1)], ('1e-09', 1048576)),
-    (
-      [noise(3), noise(3, label_offset=5)],
-      ('5 to 7', 'label_offset=5', 'num_classes=6', '0 to 5', 'synthetic#1', 6),
-    ),
-    ([noise(3, label_offset=-1)], ('-1 to 1', 'label_offset=-1', 'synthetic#0')),
-  ],
-)
-def test_mistakes(parts, facts):
-  with pytest.raises(UserError, match=naming(*facts)):
-    pipeline.TrainBatches(parts, 'train', PP, 4, num_classes=6)
+A, B = 'folder:{}/a', 'folder:{}/b'
+FOLDERS = 'decode|resize(4)|value_range(-1, 1)'
+# Parts of a mixture, and the words of the error.
+REFUSED = [
+  ([], ('data.source', 'empty')),
+  (['digits'], ('data.source[0]', "'digits'", 'section')),
+  ([{'split': 'train'}], ('data.source[0]', 'lacks source')),
+  ([noise(3), noise(3, wieght=1)], ('data.source[1].wieght', 'weight')),
+  ([noise(3, 1), noise(3)], ('data.source[1]', 'weight')),
+  ([noise(3, 0)], ('data.source[0]', 'weight=0')),
+  ([noise(3), {'source': 'digits'}], ('synthetic', (3, 3, 3), 'digits', (8, 8, 1))),
+  ([noise(3, 1e-9), noise(3, 1)], ('1e-09', 1048576)),
+  ([noise(3), noise(3, label_offset=5)], ('5 to 7', 'label_offset=5', 'num_classes=6')),
+  ([noise(3), noise(3, label_offset=5)], ('0 to 5', 'synthetic#1', 6)),
+  ([noise(3, label_offset=-1)], ('-1 to 1', 'label_offset=-1', 'synthetic#0')),
+  ([{'source': A}, {'source': B}], (0, "'a'", "'b'", B, 'label_offset')),
+]
 
 
-def test_classes_of_two_names(folders):
-  a, b = ({'source': f'folder:{folders}/{name}'} for name in 'ab')
-  args = 'train', 'decode|resize(4)|value_range(-1, 1)', 4
-  facts = (0, "'a'", "'b'", b['source'], 'label_offset')
-  with pytest.raises(UserError, match=naming(*facts)):
-    pipeline.TrainBatches([a, b], *args)
-  assert pipeline.TrainBatches([a, {**b, 'label_offset': 0}], *args).class_names == [
-    'a'
+@pytest.mark.parametrize(('parts', 'words'), REFUSED)
+def test_mistakes(folders, parts, words):
+  encoded = {'source': A} in parts
+  parts = [
+    {**part, 'source': part['source'].format(folders)} if 'source' in part else part
+    for part in parts
   ]
-  with pytest.raises(UserError, match=naming(a['source'], 'config.evals')):
-    pipeline.EvalBatches([a], *args)
+  words = [str(word).format(folders) for word in words]
+  pp, classes = (FOLDERS, None) if encoded else (PP, 6)
+  with pytest.raises(UserError, match=naming(*words)):
+    pipeline.TrainBatches(parts, 'train', pp, 4, num_classes=classes)
+
+
+def test_classes_of_two_names_may_be_one(folders):
+  parts = [{'source': A.format(folders)}, {'source': B.format(folders)}]
+  parts[1]['label_offset'] = 0
+  assert pipeline.TrainBatches(parts, 'train', FOLDERS, 4).class_names == ['a']
+  with pytest.raises(UserError, match=naming(parts[0]['source'], 'config.evals')):
+    pipeline.EvalBatches(parts[:1], 'train', FOLDERS, 4)

@@ -43,15 +43,6 @@ def test_same_batches_for_any_parallelism_restart_and_hosts(folder, kind):
   assert np.any(other['image'] != whole[0]['image'])
 
 
-def test_images_are_those_of_the_source():
-  batches = pipeline.TrainBatches('digits', 'train', 'value_range(-1, 1)', 1437, seed=5)
-  source = sources.build('digits', 'train')
-  for epoch, batch in enumerate(take(batches.iterate(), 2)):
-    order = np.random.Generator(np.random.Philox([5, epoch])).permutation(1437)
-    np.testing.assert_array_equal(batch['image'], source.images[order])
-    np.testing.assert_array_equal(batch['label'], source.labels[order])
-
-
 @pytest.mark.parametrize('ops', ['random_crop(5)|flip_lr', 'inception_crop(8)|flip_lr'])
 def test_numbers_are_those_of_position_and_op(tmp_path, ops):
   source, images = 'digits', sources.build('digits', 'train').images
@@ -65,6 +56,13 @@ def test_numbers_are_those_of_position_and_op(tmp_path, ops):
   if encoded:
     images = [Image.open(batches.source.name_of(i)) for i in range(7)]
   for step, batch in enumerate(take(batches.iterate(), 3)):
+    epochs, offsets = np.divmod(12 * step + np.arange(12), len(images))
+    orders = [np.random.Generator(np.random.Philox([3, e])) for e in epochs]
+    order = [
+      x.permutation(len(images))[i] for x, i in zip(orders, offsets, strict=True)
+    ]
+    np.testing.assert_array_equal(batch['index'], order)
+    np.testing.assert_array_equal(batch['label'], batches.source.labels[order])
     u = philox.uniforms(3, 12 * step + np.arange(12), (2, 1))
     for image, index, numbers in zip(batch['image'], batch['index'], u, strict=True):
       expected = run(ops, np.asarray(images[index]), numbers)
@@ -134,52 +132,7 @@ def test_evaluation_of_encoded_images_is_exact_and_in_order(folder):
   same(list(batches.iterate()), result)
 
 
-def test_orientation_is_that_of_the_folder(tmp_path):
-  exif = Image.Exif()
-  exif[0x0112] = 6
-  image = np.zeros((20, 10, 3), np.uint8)
-  image[:10] = 200  # stored: bright at the top; upright: bright on the right
-  (tmp_path / 'a').mkdir()
-  Image.fromarray(image).save(tmp_path / 'a' / '0.jpg', exif=exif)
-  for crop in ('resize((4, 8))', 'inception_crop((4, 8), 100, 100, (2, 2))'):
-    batches = pipeline.EvalBatches(
-      str(tmp_path), 'train', f'decode|{crop}|value_range(-1, 1)', 1
-    )
-    (batch,) = batches.iterate()
-    columns = batch['image'][0].mean((0, 2))
-    assert columns[:3].max() < 20
-    assert columns[-3:].min() > 180
-
-
 # --- mistakes ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-  ('change', 'facts'),
-  [
-    ({'pp': 'resize(8)'}, ("'resize(8)'", 'one value_range')),
-    ({'num_classes': 9}, ('0 to 9', 'num_classes=9', '0 to 8', 'digits#9')),
-    ({'batch_size': 7, 'host': 0, 'hosts': 2}, ('batch_size=7', 2)),
-    ({'source_options': {'size': 3}}, ('config.data.source_options.size',)),
-  ],
-)
-def test_mistakes_are_reported_before_anything_runs(change, facts):
-  args = {'source': 'digits', 'split': 'train', 'pp': DIGITS, 'batch_size': 8} | change
-  for make in (pipeline.TrainBatches, pipeline.EvalBatches):
-    with pytest.raises(UserError, match=naming(*facts)):
-      make(**args)
-
-
-def test_pipelines_that_do_not_fit_the_images(folder):
-  with pytest.raises(UserError, match=naming('folder', "'decode'")):
-    pipeline.TrainBatches(str(folder), 'train', 'resize(8)|value_range(0,1)', 8)
-  for source, pp, fact in (
-    (str(folder), 'decode|value_range(0,1)', 'resize(size)'),
-    ('digits', 'central_crop(9)|value_range(0,1)', '9x9'),
-  ):
-    batches = pipeline.TrainBatches(source, 'train', pp, 8)
-    with pytest.raises(UserError, match=naming(pp, fact)):
-      _ = batches.spec
 
 
 class Mislabelled(sources.Source):
@@ -201,11 +154,47 @@ class Mislabelled(sources.Source):
     return [{'image': image, 'label': 7 if i == 4 else 0} for i in indices]
 
 
-def test_a_label_out_of_range_is_reported_when_it_is_read(monkeypatch):
+def built(**change):
+  digits = {'source': 'digits', 'split': 'train', 'pp': DIGITS, 'batch_size': 8}
+  pipeline.TrainBatches(**digits | change)
+
+
+def specified(source, pp):
+  _ = pipeline.TrainBatches(source, 'train', pp, 8).spec
+
+
+def evaluated(source='digits', pp=DIGITS, batch_size=8, **options):
+  list(pipeline.EvalBatches(source, 'train', pp, batch_size, **options).iterate())
+
+
+# What is called, its arguments ('folder' is one of images), and the words of the error.
+PLAIN = 'value_range(0,1)'
+WHOLE, LARGE = f'decode|{PLAIN}', f'central_crop(9)|{PLAIN}'
+REFUSED = [
+  *(
+    (call, change, words)
+    for call in (built, evaluated)
+    for change, words in (
+      ({'pp': 'resize(8)'}, ("'resize(8)'", 'one value_range')),
+      ({'num_classes': 9}, ('0 to 9', 'num_classes=9', '0 to 8', 'digits#9')),
+      ({'batch_size': 7, 'host': 0, 'hosts': 2}, ('batch_size=7', 2)),
+      ({'source_options': {'size': 3}}, ('config.data.source_options.size',)),
+    )
+  ),
+  (built, {'source': 'folder', 'pp': f'resize(8)|{PLAIN}'}, ('folder', "'decode'")),
+  (specified, {'source': 'folder', 'pp': WHOLE}, (WHOLE, 'resize(size)')),
+  (specified, {'source': 'digits', 'pp': LARGE}, (LARGE, '9x9')),
+  (evaluated, {'source': 'wrong', 'pp': PLAIN}, ('wrong#4', 7, 'num_classes=3')),
+]
+
+
+@pytest.mark.parametrize(('call', 'arguments', 'words'), REFUSED)
+def test_mistakes_are_reported(folder, monkeypatch, call, arguments, words):
   monkeypatch.setitem(sources.SOURCES.data, 'wrong', Mislabelled)
-  batches = pipeline.EvalBatches('wrong', 'train', 'value_range(0,1)', 5)
-  with pytest.raises(UserError, match=naming('wrong#4', 7, 'num_classes=3')):
-    list(batches.iterate())
+  if arguments.get('source') == 'folder':
+    arguments = arguments | {'source': str(folder)}
+  with pytest.raises(UserError, match=naming(*words)):
+    call(**arguments)
 
 
 # --- ends --------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from PIL import Image, ImageOps
 
 from tests.support import naming
 from tests.support.archives import encoded, examples, synsets, write_folder, write_tar
+from tests.support.hostile_images import encode
 from vit_jax.data import prepare, sources
 from vit_jax.errors import BadImage, UserError
 
@@ -116,7 +117,7 @@ def test_broken_images_are_left_out_by_name(tmp_path):
     f'{wnid}_cut.JPEG': encoded(1, size=(64, 64))[:-200],
     f'{wnid}_none.JPEG': b'',
     f'{wnid}_text.JPEG': b'<html>not found</html>',
-    f'{wnid}_turned.JPEG': (turned := with_exif(Image.new('L', (4, 8)), 'JPEG')),
+    f'{wnid}_turned.JPEG': (turned := encode(Image.new('L', (4, 8)), 'JPEG', 6)),
     f'{wnid}_bmp.JPEG': encoded(3, 'BMP'),
     f'{wnid}_tiff.tif': encoded(4, 'TIFF'),
     'README.txt': b'hello',
@@ -178,14 +179,6 @@ def interrupt():
   raise KeyboardInterrupt
 
 
-def with_exif(image, kind, orientation=6, **options):
-  """Returns the bytes of an image that its EXIF turns."""
-  options['exif'] = Image.Exif()
-  options['exif'][0x0112] = orientation
-  image.save(out := io.BytesIO(), kind, **options)
-  return out.getvalue()
-
-
 @pytest.mark.parametrize(
   ('mode', 'orientation'),
   [('RGB', 6), ('L', 1), ('RGBA', 6), ('P', 1), ('CMYK', 1), ('I;16', 6)],
@@ -202,7 +195,7 @@ def test_large_images_are_shrunk(mode, orientation):
     image = image.convert('RGB').convert(mode)
   jpeg = mode in ('RGB', 'L', 'CMYK')
   options = {'quality': 95} if jpeg else {}
-  data = with_exif(image, 'JPEG' if jpeg else 'PNG', orientation, **options)
+  data = encode(image, 'JPEG' if jpeg else 'PNG', orientation, **options)
   stored = prepare.clean_image(data, True, 100)
   small = Image.open(io.BytesIO(stored))
   assert small.format == 'JPEG'
@@ -217,7 +210,7 @@ def test_large_images_are_shrunk(mode, orientation):
 
 
 def test_only_photographs_are_turned_upright():
-  data = with_exif(Image.open(io.BytesIO(JPG)), 'JPEG', quality=95)
+  data = encode(Image.open(io.BytesIO(JPG)), 'JPEG', 6, quality=95)
   image = Image.open(io.BytesIO(prepare.clean_image(data, upright=True)))
   upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), int)
   assert image.getexif().get(0x0112, 1) == 1

@@ -90,24 +90,21 @@ def test_a_shard_that_is_missing_or_damaged(written, tmp_path, key):
     sources.build(f'records:{tmp_path}/x', 'train')
 
 
-@pytest.mark.parametrize(
-  ('target', 'options', 'facts'),
-  [
-    ('/nothing', {}, ('/nothing', '.tfrecord', '.array_record')),
-    (
-      '',
-      {'image_key': 'image/encode'},
-      ("'image/encode'", 'image/encoded', 'data.source_options', "'image_key': ..."),
-    ),
-    ('', {'label_key': 'label'}, ("'label'", LABEL, "'label_key': ...")),
-    ('', {'shuffle_buffer': 9}, ('shuffle_buffer=9', "'stream': True")),
-    ('', {'weight_key': 'w', 'multi_label': False}, ("weight_key='w'", 'multi_label')),
-  ],
-)
-def test_mistakes(written, target, options, facts):
-  source = f'records:{written["tfrecord"]}{target}'
-  with pytest.raises(UserError, match=naming(*facts)):
-    sources.build(source, 'train', **options)
+# What stands behind the folder, options, and the words of the error.
+REFUSED = [
+  ('/nothing', {}, ('/nothing', '.tfrecord', '.array_record')),
+  ('', {'image_key': 'image/encode'}, ("'image/encode'", IMAGE, 'data.source_options')),
+  ('', {'image_key': 'image/encode'}, ("'image_key': ...",)),
+  ('', {'label_key': 'label'}, ("'label'", LABEL, "'label_key': ...")),
+  ('', {'shuffle_buffer': 9}, ('shuffle_buffer=9', "'stream': True")),
+  ('', {'weight_key': 'w', 'multi_label': False}, ("weight_key='w'", 'multi_label')),
+]
+
+
+@pytest.mark.parametrize(('target', 'options', 'words'), REFUSED)
+def test_mistakes(written, target, options, words):
+  with pytest.raises(UserError, match=naming(*words)):
+    sources.build(f'records:{written["tfrecord"]}{target}', 'train', **options)
 
 
 # --- labels ------------------------------------------------------------------------

@@ -60,15 +60,14 @@ def test_tfds_with_several_labels(tmp_path):
   rows = [{'image': image(), 'labels': x, **rest} for x in labels]
   builder = tfds.builder('voc/2007', data_dir=tmp_path, file_format='array_record')
   write_examples(builder, {'test': rows})
-  build = lambda **keys: sources.build('voc', 'test', data_dir=str(tmp_path), **keys)
-  source = build()
+  options = {'data_dir': str(tmp_path)}
+  source = sources.build('voc', 'test', **options)
   assert source.features['label'].several
   assert source.num_classes == 20
   assert [list(x['label']) for x in source.read(np.arange(3))] == labels
-  others = build(label_key='labels_no_difficult').read(np.arange(3))
+  other = sources.build('voc', 'test', label_key='labels_no_difficult', **options)
+  others = other.read(np.arange(3))
   assert [list(x['label']) for x in others] == [[7]] * 3
-  with pytest.raises(UserError, match=naming("'imag'", "['image']")):
-    build(image_key='imag')
 
 
 def test_tfds_is_read_without_tensorflow(prepared):
@@ -83,92 +82,64 @@ def test_tfds_is_read_without_tensorflow(prepared):
   subprocess.run([sys.executable, '-c', code], check=True, timeout=60, env=env)
 
 
-def test_tfds_by_directory_and_version(prepared, tmp_path):
-  directory = prepared['array_record'] / HOME
-  build = lambda name: sources.build(name, 'test', data_dir=str(tmp_path))
-  assert len(build(f'tfds:{directory}')) == 7
-  for version in ('1.9.0', '1.10.0'):
-    (tmp_path / 'tiny').mkdir(exist_ok=True)
-    (tmp_path / 'tiny' / version).symlink_to(directory)
-  assert len(build('tiny:1.9.0')) == len(build('tiny')) == 7
-  with pytest.raises(UserError, match=naming('tiny/2.0.0', "'1.10.0'", "'1.9.0'")):
-    build('tiny:2.0.0')
-  (tmp_path / 'two').mkdir()
-  for config in ('a', 'b'):
-    (tmp_path / 'two' / config).symlink_to(tmp_path / 'tiny')
-  assert len(build('tfds:two/b')) == 7
-  with pytest.raises(UserError, match=naming('tfds:two/a', 'tfds:two/b')):
-    build('tfds:two')
+@pytest.fixture
+def home(prepared, tmp_path, monkeypatch):
+  """A folder with prepared sets of two versions and of two configs, and with images."""
+  data_dir, directory = tmp_path / 'prepared', prepared['array_record'] / HOME
+  monkeypatch.setenv('TFDS_DATA_DIR', str(data_dir))
+  monkeypatch.chdir(tmp_path)
+  for name in ('tiny/1.9.0', 'tiny/1.10.0', 'two/a/1.0.0', 'two/b/1.0.0'):
+    (data_dir / name).parent.mkdir(parents=True, exist_ok=True)
+    (data_dir / name).symlink_to(directory)
+  (tmp_path / 'fotos').mkdir()
+  return tmp_path
 
 
 @pytest.mark.parametrize(
-  ('name', 'facts'),
-  [
-    ('imagenet2012', ('tfds build imagenet2012 --data_dir=',)),
-    ('tfds:imagenet21k', ('TFDS', 'vit_jax prepare', 'folder:PATH')),
-    ('tfds:cifra10', ('vit_jax prepare', 'cifar10')),
-  ],
+  'name', ['tiny:1.9.0', 'tiny', 'tfds:two/b', 'tfds:{directory}']
 )
-def test_tfds_that_is_not_prepared(tmp_path, monkeypatch, name, facts):
-  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
-  where = f'{tmp_path}/{name.removeprefix("tfds:")}'
-  with pytest.raises(UserError, match=naming(where, *facts)):
-    sources.build(name, 'train')
+def test_tfds_by_directory_and_version(prepared, home, name):
+  name = name.format(directory=prepared['array_record'] / HOME)
+  assert len(sources.build(name, 'test')) == 7
 
 
-@pytest.mark.parametrize(('name', 'near'), [('potos', 'fotos'), ('digit', 'digits')])
-def test_a_name_that_is_nothing_here_is_first_of_all_no_folder(
-  tmp_path, monkeypatch, name, near
-):
-  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'prepared'))
-  monkeypatch.chdir(tmp_path)
-  if near == 'fotos':
-    (tmp_path / 'fotos').mkdir()
-  facts = (
-    f"There is no folder '{name}' in {tmp_path}.",
-    f'"{near}"',
-    f'{tmp_path}/prepared',
-  )
-  with pytest.raises(UserError, match=naming(*facts)):
-    sources.build(name, 'train')
+# A source, its options, and the words of the error.
+REFUSED = [
+  ('tiny:2.0.0', {}, ('tiny/2.0.0', "'1.10.0'", "'1.9.0'")),
+  ('tiny', {'image_key': 'imag'}, ("'imag'", "['image']")),
+  ('tfds:two', {}, ('tfds:two/a', 'tfds:two/b')),
+  (
+    'imagenet2012',
+    {},
+    ('{}/prepared/imagenet2012', 'tfds build imagenet2012 --data_dir='),
+  ),
+  (
+    'tfds:imagenet21k',
+    {},
+    ('{}/prepared/imagenet21k', 'TFDS', 'vit_jax prepare', 'folder:PATH'),
+  ),
+  ('tfds:cifra10', {}, ('{}/prepared/cifra10', 'vit_jax prepare', 'cifar10')),
+  ('potos', {}, ("There is no folder 'potos' in {}.", '"fotos"', '{}/prepared')),
+  ('digit', {}, ("There is no folder 'digit' in {}.", '"digits"', '{}/prepared')),
+]
 
 
-def test_damaged_tfrecord_files(prepared, tmp_path):
+@pytest.mark.parametrize(('name', 'options', 'words'), REFUSED)
+def test_a_set_that_is_not_there(home, name, options, words):
+  words = [word.replace('{}', str(home)) for word in words]
+  with pytest.raises(UserError, match=naming(*words)):
+    sources.build(name, 'train', **options)
+
+
+def test_a_broken_record_is_one_broken_example(prepared, tmp_path):
   shutil.copytree(prepared['tfrecord'] / HOME, tmp_path / HOME)
-  (train,), (test,) = (
-    list((tmp_path / HOME).glob(f'cifar10-{split}*')) for split in SIZES
-  )
-  build = lambda split: sources.build('cifar10', split, data_dir=str(tmp_path))
-  # A broken record is one broken example.
+  (train,) = (tmp_path / HOME).glob('cifar10-train*')
   broken = bytearray(train.read_bytes())
   (length,) = struct.unpack('<Q', broken[:8])
   broken[12 : 12 + length] = bytes(length)
   train.write_bytes(broken)
-  examples = build('train').read(np.arange(23))
-  assert ['error' in x for x in examples] == [True] + 22 * [False]
-  test.write_bytes(test.read_bytes()[:-10])
-  with pytest.raises(UserError, match=naming(str(test))):
-    build('test')
-
-
-@pytest.mark.parametrize('form', ['array_record', 'tfrecord'])
-@pytest.mark.parametrize('number', [4, 80, 10**15])
-def test_files_with_other_numbers_of_records(prepared, tmp_path, form, number):
-  shutil.copytree(prepared[form] / HOME, tmp_path / HOME)
-  path = tmp_path / HOME / 'dataset_info.json'
-  path.write_text(path.read_text().replace('"23"', f'"{number}"'))
-  facts = 'cifar10-train', '23 records', f'{number:,}', 'dataset_info.json'
-  with pytest.raises(UserError, match=naming(*facts)):
-    sources.build('cifar10', 'train', data_dir=str(tmp_path))
-
-
-def test_an_array_record_file_that_is_cut_off(prepared, tmp_path):
-  shutil.copytree(prepared['array_record'] / HOME, tmp_path / HOME)
-  (train,) = (tmp_path / HOME).glob('cifar10-train*')
-  with train.open('r+b') as file:
-    file.truncate(1 << 16)
-  with pytest.raises(UserError, match=naming(str(train))):
-    sources.build('cifar10', 'train', data_dir=str(tmp_path))
+  source = sources.build('cifar10', 'train', data_dir=str(tmp_path))
+  assert ['error' in x for x in source.read(np.arange(23))] == [True] + 22 * [False]
 
 
 DAMAGE = {
@@ -181,14 +152,41 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize('damage', DAMAGE)
-@pytest.mark.parametrize('name', ['dataset_info.json', 'features.json'])
-def test_damaged_descriptions(prepared, tmp_path, name, damage):
-  shutil.copytree(prepared['array_record'] / HOME, tmp_path / HOME)
-  path = tmp_path / HOME / name
-  path.write_bytes(DAMAGE[damage](path.read_bytes()))
-  with pytest.raises(UserError, match=naming(str(path.parent), name)):
-    sources.build('cifar10', 'train', data_dir=str(tmp_path))
+def counting(number):
+  return lambda data: data.replace(b'"23"', b'"%d"' % number)
+
+
+# A format, its file, the damage, and the words of the error.
+DAMAGED = [
+  ('tfrecord', 'cifar10-test*', lambda data: data[:-10], ('{path}',)),
+  ('array_record', 'cifar10-train*', lambda data: data[: 1 << 16], ('{path}',)),
+  *(
+    (
+      form,
+      'dataset_info.json',
+      counting(number),
+      ('cifar10-train', '23 records', words, 'dataset_info.json'),
+    )
+    for form in ('array_record', 'tfrecord')
+    for number, words in ((4, '4'), (80, '80'), (10**15, '1,000,000,000,000,000'))
+  ),
+  *(
+    ('array_record', name, damage, ('{folder}', name))
+    for name in ('dataset_info.json', 'features.json')
+    for damage in DAMAGE.values()
+  ),
+]
+
+
+@pytest.mark.parametrize(('form', 'file', 'damage', 'words'), DAMAGED)
+def test_damaged_files(prepared, tmp_path, form, file, damage, words):
+  folder = shutil.copytree(prepared[form] / HOME, tmp_path / HOME)
+  (path,) = folder.glob(file)
+  path.write_bytes(damage(path.read_bytes()))
+  words = [word.format(path=path, folder=folder) for word in words]
+  split = 'test' if 'test' in file else 'train'
+  with pytest.raises(UserError, match=naming(*words)):
+    sources.build('cifar10', split, data_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize('names', [b'', b'a\nb\n', b'\0\0\n', b'\xff\n', b'x\n' * 11])

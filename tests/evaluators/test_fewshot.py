@@ -135,21 +135,17 @@ def test_one_compilation_for_all_splits_and_runs(tmp_path):
   assert len(traced) == 1
 
 
-def test_too_few_examples_name_the_class(tmp_path):
-  section, *_ = write(tmp_path, train=61)  # 21, 20 and 20 of the classes
-  # The first class, its examples, and the shots that ask for more.
-  with pytest.raises(UserError, match=naming('class 1', 'kind1', 20, 21)):
-    fewshot({'a': section}, shots=[1, 21])
+# Options, and the words of the error: 21, 20 and 20 images of the classes.
+REFUSED = [
+  (dict(shots=[1, 21]), ('class 1', 'kind1', 20, 21)),
+  (dict(protocol='sweep'), ("'sweep'", "['a']", "protocol='fixed'")),
+  (dict(feature='tokens'), ("'tokens'", [16, 1, 9], "'pre_logits'")),
+  (dict(feature='pre_logit'), ("'pre_logit'", 'pre_logits')),
+]
 
 
-@pytest.mark.parametrize(
-  ('options', 'facts'),
-  [
-    (dict(protocol='sweep'), ("'sweep'", "['a']", "protocol='fixed'")),
-    (dict(feature='tokens'), ("'tokens'", [16, 1, 9], "'pre_logits'")),
-    (dict(feature='pre_logit'), ("'pre_logit'", 'pre_logits')),
-  ],
-)
-def test_wrong_options(tmp_path, options, facts):
-  with pytest.raises(UserError, match=naming(*facts)):
-    fewshot({'a': write(tmp_path)[0]}, **options)
+@pytest.mark.parametrize(('options', 'words'), REFUSED)
+def test_mistakes(tmp_path, options, words):
+  section, *_ = write(tmp_path, train=61)
+  with pytest.raises(UserError, match=naming(*words)):
+    fewshot({'a': section}, **options)

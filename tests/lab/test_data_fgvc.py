@@ -65,29 +65,6 @@ def test_classes_that_are_texts_or_few(tmp_path):
   write(tmp_path / 'cub', 'cub', ids=names[::-1])
   source = sources.build('fgvc:cub', 'train', data_dir=str(tmp_path))
   assert source.class_names == names
-  path = tmp_path / 'cub' / 'val.json'
-  table = json.loads(path.read_text())
-  path.write_text(json.dumps({image: 'crow' for image in table}))
-  with pytest.raises(UserError, match=naming('fgvc:cub', 201, 200)):
-    sources.build('fgvc:cub', 'train', data_dir=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-  ('part', 'text', 'facts'),
-  [
-    ('test', '{', ('test.json', 'cannot be read')),
-    ('images', None, ('/Images/', 'ImageNetDogs')),
-  ],
-)
-def test_broken_splits(tmp_path, part, text, facts):
-  folder = tmp_path / 'dogs'
-  write(folder, 'dogs')
-  if text is not None:
-    (folder / f'{part}.json').write_text(text)
-  else:
-    (folder / 'Images').rename(folder / 'elsewhere')
-  with pytest.raises(UserError, match=naming('fgvc:dogs', *facts)):
-    sources.build('fgvc:dogs', 'test', data_dir=str(tmp_path))
 
 
 def test_a_missing_image_is_one_broken_example(tmp_path):
@@ -98,7 +75,28 @@ def test_a_missing_image_is_one_broken_example(tmp_path):
   assert errors == (source.labels == 5).tolist()
 
 
+CROWS = json.dumps(dict.fromkeys('abc', 'crow'))
+# A set, its file and other contents of it, and the words of the error.
+REFUSED = [
+  ('dogs', 'test.json', '{', ('fgvc:dogs', 'test.json', 'cannot be read')),
+  ('dogs', 'Images', None, ('fgvc:dogs', '/Images/', 'ImageNetDogs')),
+  ('cub', 'val.json', CROWS, ('fgvc:cub', 201, 200)),
+]
+
+
+@pytest.mark.parametrize(('name', 'file', 'contents', 'words'), REFUSED)
+def test_broken_files(tmp_path, name, file, contents, words):
+  write(tmp_path / name, name)
+  if contents is None:
+    (tmp_path / name / file).rename(tmp_path / 'elsewhere')
+  else:
+    (tmp_path / name / file).write_text(contents)
+  split = 'test' if file == 'test.json' else 'train'
+  with pytest.raises(UserError, match=naming(*words)):
+    sources.build(f'fgvc:{name}', split, data_dir=str(tmp_path))
+
+
 def test_missing_data_says_how_to_get_it(tmp_path):
-  facts = (f'{tmp_path}/nabirds/train.json', 'allaboutbirds.org', 'cornell.box.com')
-  with pytest.raises(DataError, match=naming('fgvc:nabirds', *facts)):
+  words = (f'{tmp_path}/nabirds/train.json', 'allaboutbirds.org', 'cornell.box.com')
+  with pytest.raises(DataError, match=naming('fgvc:nabirds', *words)):
     sources.build('fgvc:nabirds', 'train', data_dir=str(tmp_path))

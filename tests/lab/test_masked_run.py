@@ -12,7 +12,6 @@ from vit_jax.errors import UserError
 from vit_jax.tools import evaluate, predict
 from vit_jax.tools.inspect import recipe
 from vit_jax.train import run as train
-from vit_jax.train import schema
 
 DIGITS = dict(source='digits', train='train[:200]', test='test[:40]')
 TASK = dict(name='masked_patches', target='downsized')
@@ -112,28 +111,27 @@ def test_tools_that_need_classes_refuse_in_a_line(pretrained_run, tmp_path):
     assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize(
-  ('changes', 'names'),
-  [
-    (dict(evals=runs.EVALS), ('config.evals.test.type', 'classification', 'fewshot')),
-    (
-      dict(task=dict(name='classify')),
-      ('config.evals.val.type', 'masked_patches', 'classification'),
-    ),
-    (dict(model=dict(name='vit', num_classes=10)), ('num_classes', '10')),
-  ],
-)
-def test_a_task_and_evaluations_that_do_not_fit_are_refused(changes, names):
-  config = runs.small(*CHANGES, **(dict(task=TASK, evals=EVALS) | changes))
-  with pytest.raises(UserError, match=naming(*names)):
-    schema.check(config)
-
-
-def test_data_may_say_its_classes(tmp_path):
+CLASSIFY = dict(task=dict(name='classify'))
+# Changes of the config, and the words of the error.
+REFUSED = [
+  (dict(evals=runs.EVALS), ('config.evals.test.type', 'classification', 'fewshot')),
+  (CLASSIFY, ('config.evals.val.type', 'masked_patches', 'classification')),
+  (dict(model=dict(name='vit', num_classes=10)), ('num_classes', '10')),
   # Labels that are not trained on are read all the same, for few-shot evaluations.
-  config = runs.small(*CHANGES, 'data.num_classes=9', task=TASK, evals=EVALS)
-  with pytest.raises(UserError, match=naming('0 to 9', 'num_classes', '9')):
+  ({'data.num_classes': 9}, ('0 to 9', 'num_classes', '9')),
+]
+
+
+@pytest.mark.parametrize(('changes', 'words'), REFUSED)
+def test_a_task_data_and_evaluations_that_do_not_fit(tmp_path, changes, words):
+  flags = [f'{key}={value}' for key, value in changes.items() if '.' in key]
+  sections = {key: value for key, value in changes.items() if '.' not in key}
+  config = runs.small(*CHANGES, *flags, **(dict(task=TASK, evals=EVALS) | sections))
+  with pytest.raises(UserError, match=naming(*words)):
     train.train(config, tmp_path)
+
+
+def test_data_of_more_classes_than_the_model(tmp_path):
   config = runs.small('data.num_classes=10', 'model.num_classes=9')
   with pytest.raises(UserError, match=naming('config.data.num_classes', '10', '9')):
     train.train(config, tmp_path)

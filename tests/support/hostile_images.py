@@ -53,7 +53,11 @@ def picture(mode: str = 'RGB', size=(30, 20), seed: int = 0) -> Image.Image:
   return small.resize(size, Image.Resampling.BICUBIC).convert(mode)
 
 
-def encode(image: Image.Image, form: str, **options) -> bytes:
+def encode(image: Image.Image, form='PNG', orientation=0, **options) -> bytes:
+  """Returns the bytes of a file, with an orientation in its EXIF if one is given."""
+  if orientation:
+    options['exif'] = Image.Exif()
+    options['exif'][0x0112] = orientation
   out = io.BytesIO()
   image.save(out, form, **options)
   return out.getvalue()
