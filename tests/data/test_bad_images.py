@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support import image_folder, naming
-from tests.support.image_folder import FOLDER, take
+from tests.support.image_folder import FOLDER, same, take
 from vit_jax.data import bad_images, pipeline, reader, sources
 from vit_jax.errors import UserError
 
@@ -85,12 +85,7 @@ def test_a_batch_of_several_chunks_is_that_of_one(broken, monkeypatch):
   whole = take(pipeline.TrainBatches(*args).iterate(), 3)
   for chunk in (1, 5):  # chunks of one: some are empty
     monkeypatch.setattr(reader, 'CHUNK', chunk)
-    for a, b in zip(
-      take(pipeline.TrainBatches(*args).iterate(), 3), whole, strict=True
-    ):
-      assert a.keys() == b.keys()
-      for key in a:
-        np.testing.assert_array_equal(a[key], b[key])
+    same(take(pipeline.TrainBatches(*args).iterate(), 3), whole)
 
 
 def test_too_many_bad_images_end_the_run(broken, tmp_path):

@@ -101,12 +101,8 @@ def test_same_batches_for_any_restart_and_hosts():
 
 
 def test_proportions_of_labels():
-  labels = np.concatenate(
-    [
-      b['label']
-      for b in take(pipeline.TrainBatches(PARTS, 'train', PP, 1024).iterate(), 5)
-    ]
-  )
+  batches = take(pipeline.TrainBatches(PARTS, 'train', PP, 1024).iterate(), 5)
+  labels = np.concatenate([batch['label'] for batch in batches])
   parts = np.digitize(labels, [50, 80])
   assert np.bincount(parts).tolist() == [3584, 1024, 512]
   for k, size in enumerate((50, 30, 7)):

@@ -168,16 +168,11 @@ def test_levels_are_those_of_big_vision(pp, size, method, antialias):
   np.testing.assert_array_equal(run(pp, image, [0.5, 0.5]), expected)
 
 
-@pytest.mark.parametrize(
-  ('shape', 'size'),
-  [((300, 400), (256, 341)), ((400, 300), (341, 256)), ((9, 9), (256, 256))],
-)
-def test_resize_small_keeps_the_aspect_ratio(shape, size):
-  assert run('resize_small(256)', noise(*shape, 3)).shape == (*size, 3)
+SHAPES = [(427, 640), (640, 427), (400, 600), (300, 400), (400, 300), (9, 9)]
 
 
-@pytest.mark.parametrize('shape', [(427, 640), (640, 427), (400, 600)])
-def test_the_longer_side_is_rounded_as_by_the_library(shape):
+@pytest.mark.parametrize('shape', SHAPES)
+def test_resize_small_rounds_the_longer_side_as_the_library_does(shape):
   for more, rounded in (('', round), (", rounding='nearest'", int)):
     size = tuple(rounded(256 * n / min(shape)) for n in shape)
     pp, image = f'resize_small(256{more})', noise(*shape, 3)

@@ -95,62 +95,54 @@ def zipped(**members: bytes) -> bytes:
 
 def patched(first: dict, central: dict) -> bytes:
   """Returns an archive with other bytes from its start and in its first central entry."""
-  data = bytearray(
-    zipped(
-      **{'images.npy': npy(np.arange(4096) // 16), 'labels.npy': npy(np.arange(3))}
-    )
-  )
+  images, labels = npy(np.arange(4096) // 16), npy(np.arange(3))
+  data = bytearray(zipped(**{'images.npy': images, 'labels.npy': labels}))
   entry = data.index(b'PK\x01\x02')
   for at, value in [*first.items(), *((entry + i, x) for i, x in central.items())]:
     data[at] = value
   return bytes(data)
 
 
-@pytest.mark.parametrize(
-  ('content', 'facts'),
-  [
-    ({'images': IMAGES}, ("['images']", 'labels', 'train_labels', 'y_train')),
-    ({'images': IMAGES, 'labels': np.zeros(2, int)}, ('3 images', '2 labels')),
-    (
-      {'images': IMAGES / 255, 'labels': np.zeros(3, int)},
-      ('images', 'float64', 'uint8'),
-    ),
-    ({'images': IMAGES, 'labels': np.zeros(3)}, ('labels', 'float64', 'integers')),
-    ({'images': IMAGES, 'labels': np.array([1, None, 2])}, ('allow_pickle',)),
-    ({'images': IMAGES, 'labels': np.full(3, 2**62)}, ('labels', 2**62)),
-    ({'images': IMAGES[:, :0], 'labels': np.zeros(3, int)}, ('images', '(3, 0, 4, 1)')),
-    ({**GOOD, 'class_names': np.array('a')}, ('class_names', 'K=3')),
-    ({**GOOD, 'class_names': ['a', 'b']}, ('class_names', 'K=3')),
-    ({**GOOD, 'class_names': [b'a'] * 3}, ('class_names', '|S1')),
-    (
-      {**GOOD, 'labels': np.eye(3), 'class_names': list('abcd')},
-      ('3 classes', '4 names'),
-    ),
-    (b'no npz', ()),
-    (npy(IMAGES), ()),
-    (zipped(images=b'abc', labels=b'abc'), ('images',)),
-    (zipped(**{'images.npy': npy(ZEROS)}), ('400,000,128 bytes',)),
-    (patched({6: 1}, {8: 1}), ('images', 'encrypted')),
-    (patched({8: 99}, {10: 99}), ('images', 'compression method')),
-    (patched({150 + i: 85 for i in range(40)}, {}), ('images',)),
-    (None, ('numpy.savez',)),
-  ],
-)
-def test_wrong_arrays(tmp_path, content, facts):
+FOUR = {**GOOD, 'labels': np.eye(3), 'class_names': list('abcd')}
+# Arrays, or the bytes of a file, and the words of the error.
+REFUSED = [
+  ({'images': IMAGES}, ("['images']", 'labels', 'train_labels', 'y_train')),
+  ({**GOOD, 'labels': np.zeros(2, int)}, ('3 images', '2 labels')),
+  ({**GOOD, 'images': IMAGES / 255}, ('images', 'float64', 'uint8')),
+  ({**GOOD, 'images': IMAGES[:, :0]}, ('images', '(3, 0, 4, 1)')),
+  ({**GOOD, 'labels': np.zeros(3)}, ('labels', 'float64', 'integers')),
+  ({**GOOD, 'labels': np.array([1, None, 2])}, ('allow_pickle',)),
+  ({**GOOD, 'labels': np.full(3, 2**62)}, ('labels', 2**62)),
+  ({**GOOD, 'class_names': np.array('a')}, ('class_names', 'K=3')),
+  ({**GOOD, 'class_names': ['a', 'b']}, ('class_names', 'K=3')),
+  ({**GOOD, 'class_names': [b'a'] * 3}, ('class_names', '|S1')),
+  (FOUR, ('3 classes', '4 names')),
+  (b'no npz', ()),
+  (npy(IMAGES), ()),
+  (zipped(images=b'abc', labels=b'abc'), ('images',)),
+  (zipped(**{'images.npy': npy(ZEROS)}), ('400,000,128 bytes',)),
+  (patched({6: 1}, {8: 1}), ('images', 'encrypted')),
+  (patched({8: 99}, {10: 99}), ('images', 'compression method')),
+  (patched({150 + i: 85 for i in range(40)}, {}), ('images',)),
+  (None, ('numpy.savez',)),
+]
+
+
+@pytest.mark.parametrize(('content', 'words'), REFUSED)
+def test_wrong_arrays(tmp_path, content, words):
   path = tmp_path / 'a.npz'
   if isinstance(content, bytes):
     path.write_bytes(content)
   elif content is not None:
     np.savez(path, **content)
-  with pytest.raises(UserError, match=naming(path, *facts)):
+  with pytest.raises(UserError, match=naming(path, *words)):
     sources.build(f'arrays:{path}', 'train')
 
 
 def test_a_single_class_is_pointed_out(tmp_path):
   np.savez(tmp_path / 'a.npz', images=IMAGES, labels=np.zeros(3, int))
-  assert (
-    'nothing to tell apart' in sources.build(f'{tmp_path}/a.npz', 'train').describe()
-  )
+  line = sources.build(f'{tmp_path}/a.npz', 'train').describe()
+  assert 'nothing to tell apart' in line
 
 
 # --- the table ---------------------------------------------------------------------

@@ -228,23 +228,22 @@ def lora(model):
   return tune.attach(model, models.family('vit'), (32, 32, 3), 'lora')[0]
 
 
-@pytest.mark.parametrize(
-  ('make', 'names'),
-  [
-    (lambda: build(num_classes=10), ('num_classes', '10')),
-    (lambda: build(representation_size=8), ('representation_size', '8')),
-    (lambda: build(classifier='map'), ('classifier', 'map')),
-    (lambda: build(task=dict(rate=0.01)), ('rate=0.01', '16 patches')),
-    (
-      lambda: build(patch_size=(2, 16), task=dict(target='downsized')),
-      ('downsized', '2 x 16'),
-    ),
-    (lambda: other(models.build('convnext', 'T')), ('ConvNeXt', 'vit')),
-    (lambda: other(lora(plain().model)), ('masked_patches', 'config.tune.method')),
-  ],
-)
-def test_models_and_rates_without_a_task_are_refused(make, names):
-  with pytest.raises(ValueError, match=naming(*names)):
+WIDE = dict(patch_size=(2, 16), task=dict(target='downsized'))
+# What makes the task, and the words of the error.
+REFUSED = [
+  (lambda: build(num_classes=10), ('num_classes', '10')),
+  (lambda: build(representation_size=8), ('representation_size', '8')),
+  (lambda: build(classifier='map'), ('classifier', 'map')),
+  (lambda: build(task=dict(rate=0.01)), ('rate=0.01', '16 patches')),
+  (lambda: build(**WIDE), ('downsized', '2 x 16')),
+  (lambda: other(models.build('convnext', 'T')), ('ConvNeXt', 'vit')),
+  (lambda: other(lora(plain().model)), ('masked_patches', 'config.tune.method')),
+]
+
+
+@pytest.mark.parametrize(('make', 'words'), REFUSED)
+def test_models_and_rates_without_a_task_are_refused(make, words):
+  with pytest.raises(ValueError, match=naming(*words)):
     make()
 
 

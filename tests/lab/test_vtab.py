@@ -149,26 +149,24 @@ def test_set_overrides_the_protocol(grid):
   assert grid('svhn', '--set', 'data.pp=decode(3)|value_range(-1, 1)').runs
 
 
-@pytest.mark.parametrize(
-  ('argv', 'facts'),
-  [
-    (['--tasks', 'pet'], ('pet', 'pets', 'natural')),
-    (['--protocol', 'bit', '--resolution', '6'], ('--resolution', '6x6', '8x8')),
-    # The benchmark fixes these, for training and evaluation.
-    (['--set', 'data.split=test'], ('data.split', 'sweep')),
-    (['--set', 'data.source=digits'], ('data.source', '--tasks')),
-    (['--set', 'evals={}'], ('--set', 'evals', 'val')),
-    # Methods, whose grids differ.
-    (
-      ['--protocol', 'vpt', '--set', 'tune.method=linear,full'],
-      ('tune.method', 'grid'),
-    ),
-  ],
-)
-def test_refused_before_any_run(argv, facts, tmp_path, capsys, monkeypatch):
+METHODS = ['--protocol', 'vpt', '--set', 'tune.method=linear,full']
+# A command line, and the words of the error.
+REFUSED = [
+  (['--tasks', 'pet'], ('pet', 'pets', 'natural')),
+  (['--protocol', 'bit', '--resolution', '6'], ('--resolution', '6x6', '8x8')),
+  # The benchmark fixes these, for training and evaluation.
+  (['--set', 'data.split=test'], ('data.split', 'sweep')),
+  (['--set', 'data.source=digits'], ('data.source', '--tasks')),
+  (['--set', 'evals={}'], ('--set', 'evals', 'val')),
+  (METHODS, ('tune.method', 'grid')),  # whose grids differ
+]
+
+
+@pytest.mark.parametrize(('argv', 'words'), REFUSED)
+def test_refused_before_any_run(argv, words, tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(program, 'train', None)
   argv = [SOURCE, *argv, '--out', tmp_path / 'out']
-  commands.assert_refused(vtab.main, capsys, argv, facts)
+  commands.assert_refused(vtab.main, capsys, argv, words)
   assert not (tmp_path / 'out').exists()
 
 
