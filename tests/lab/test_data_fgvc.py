@@ -86,7 +86,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(('name', 'file', 'contents', 'words'), REFUSED)
 def test_broken_files(tmp_path, name, file, contents, words):
-  write(tmp_path / name, name)
+  write(tmp_path / name, name, ids=[f'{i:03}' for i in range(SETS[name].classes)])
   if contents is None:
     (tmp_path / name / file).rename(tmp_path / 'elsewhere')
   else:
