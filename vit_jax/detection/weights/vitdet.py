@@ -136,7 +136,7 @@ _BLOCKS = {
 
 
 def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[str]]:
-  """Returns the weights of a ViT as those of a ViTDet, see `adapt.start_from`.
+  """Returns the weights of a ViT as those of a ViTDet, see `adapt.STARTS`.
 
   Raises:
     ValueError: no ViTDet can start from this ViT.
