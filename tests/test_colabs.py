@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tests.support import runs
-from vit_jax import models, trees
+from tests.support.random_source import write_narrow_b16
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / 'colabs').glob('*.ipynb'))
@@ -135,12 +135,7 @@ def test_runs(path, workdir, monkeypatch):
 @pytest.mark.slow
 def test_published_weights_in_place_of_the_run(workdir, monkeypatch):
   # What a user of SOURCE gets, with a narrow model and two photographs.
-  model = models.build('vit', 'B/16', width=16, mlp_dim=16, num_heads=1)
-  images = jax.ShapeDtypeStruct((1, 224, 224, 3), 'float32')
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  rng = np.random.default_rng(0)
-  draw = lambda x: rng.standard_normal(x.shape, np.float32) * np.float32(0.02)
-  np.savez('narrow.npz', **{k: draw(x) for k, x in trees.flatten(shapes).items()})
+  write_narrow_b16('narrow.npz')
   path = ROOT / 'colabs' / '1_predict_and_explain.ipynb'
   names, pictures = execute(path, dict(SOURCE='narrow.npz'), monkeypatch)
   assert len(pictures) == 5

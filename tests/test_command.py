@@ -1,12 +1,11 @@
 """The command `vit_jax` itself; each subcommand has tests of its own."""
 
 import re
-import subprocess
 import sys
 
 import pytest
 
-from tests.support import naming, runs
+from tests.support import commands, naming
 from vit_jax import __main__ as command
 
 
@@ -15,9 +14,7 @@ def test_help_lists_all_commands_without_their_imports():
     'import sys; from vit_jax.__main__ import main; main(["--help"]); '
     'print(*sys.modules, file=sys.stderr)'
   )
-  done = subprocess.run(
-    [sys.executable, '-c', code], capture_output=True, text=True, cwd=runs.ROOT
-  )
+  done = commands.python('-c', code)
   assert re.findall(r'^  (\w+) ', done.stdout, re.M) == list(command.COMMANDS)
   modules = set(done.stderr.split())
   assert 'vit_jax.cli' in modules
@@ -34,9 +31,7 @@ def test_help_lists_all_commands_without_their_imports():
 )
 def test_an_unknown_command(argv, facts, capsys):
   assert command.main(argv) == 2
-  error = capsys.readouterr().err
-  assert error.count('\n') == 1
-  assert re.search(naming(*facts), error)
+  assert re.search(naming(*facts), commands.one_line(capsys.readouterr().err))
 
 
 def test_no_command_shows_the_help_and_fails(capsys):

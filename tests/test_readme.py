@@ -1,12 +1,11 @@
 """The Python examples of the README and of docs/ run as written."""
 
-import jax
-import numpy as np
 import pytest
 from PIL import Image
 
 from tests.support import documents, pairs
-from vit_jax import config, models, trees
+from tests.support.random_source import write_narrow_b16
+from vit_jax import config
 from vit_jax.tools import convert
 from vit_jax.train import run as train
 
@@ -26,16 +25,7 @@ BLOCKS = [
 def folder(tmp_path_factory):
   """Returns a folder with what the examples use: a narrow B/16, a SigLIP, a photo."""
   folder = tmp_path_factory.mktemp('readme')
-  narrow = dict(width=16, mlp_dim=16, num_heads=1)
-  model = models.build('vit', 'B/16', num_classes=1000, **narrow)
-  images = jax.ShapeDtypeStruct((1, 224, 224, 3), 'float32')
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
-  rng = np.random.default_rng(0)
-  flat = {
-    name: rng.standard_normal(x.shape, np.float32) * np.float32(0.02)
-    for name, x in trees.flatten(shapes).items()
-  }
-  np.savez(folder / 'ViT-B_16.npz', **flat)
+  write_narrow_b16(folder / 'ViT-B_16.npz')
   pairs.siglip(folder / 'siglip')
   Image.new('RGB', (300, 200), 'red').save(folder / 'photo.jpg')
   return folder

@@ -3,12 +3,10 @@
 import ast
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, commands
 from vit_jax import registry
 
 # The core's own tests of loading, predicting and inspecting, and of training.
@@ -23,15 +21,7 @@ RING = ROOT / 'tests' / 'support' / 'third_ring'
 
 
 def run_python(*args, path: str = '') -> str:
-  environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), path])}
-  done = subprocess.run(
-    [sys.executable, *args],
-    cwd=ROOT,
-    env=environment,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  done = commands.python(*args, PYTHONPATH=os.pathsep.join([str(ROOT), path]))
   assert done.returncode == 0, done.stdout + done.stderr
   return done.stdout
 

@@ -139,18 +139,23 @@ def test_a_python_that_is_too_old_is_left_alone(machine, tmp_path):
   ]
 
 
-def test_nothing_is_trained_without_a_tpu(machine, tmp_path):
-  assert start(machine, tmp_path, 'pod', 'zone', '--config=x', ill=1).returncode == 1
-  assert log(tmp_path)[-1] == 'vit_jax doctor --expect tpu'
+DOCTOR = 'vit_jax doctor --expect tpu'
+TRAIN = 'vit_jax train --distributed --config=x'
 
 
-def test_a_failure_is_not_repeated(machine, tmp_path):
-  assert start(machine, tmp_path, 'pod', 'zone', '--config=x', end=77).returncode == 77
-
-
-def test_a_run_that_never_gets_going_is_given_up(machine, tmp_path):
-  assert start(machine, tmp_path, 'pod', 'zone', '--config=x', end=75).returncode == 75
-  assert log(tmp_path)[-3:] == ['vit_jax train --distributed --config=x'] * 3
+@pytest.mark.parametrize(
+  ('fakes', 'code', 'last'),
+  [
+    (dict(ill=1), 1, [DOCTOR]),
+    # A failure is not repeated; a run that never gets going is given up.
+    (dict(end=77), 77, [DOCTOR, 'gcloud ssh pod', TRAIN, TRAIN]),
+    (dict(end=75), 75, [TRAIN] * 3),
+  ],
+)
+def test_a_failure_ends_the_script(machine, tmp_path, fakes, code, last):
+  done = start(machine, tmp_path, 'pod', 'zone', '--config=x', **fakes)
+  assert done.returncode == code
+  assert log(tmp_path)[-len(last) :] == last
 
 
 def test_too_few_arguments(machine, tmp_path):

@@ -6,7 +6,6 @@ import importlib
 import os
 import pkgutil
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from tests.support import GOLDEN, rooms, runs
+from tests.support import GOLDEN, commands, rooms, runs
 from tests.support.blocking import BLOCK
 from vit_jax import __main__ as command
 from vit_jax.__main__ import COMMANDS
@@ -93,36 +92,16 @@ HOMES = {
 }
 # Imported inside the function that needs them, so that `import` works without them.
 OPTIONAL = (
-  'tensorflow',
-  'tensorflow_datasets',
-  'clu',
-  'tensorboard',
-  'huggingface_hub',
-  'pillow_heif',
-  'pyarrow',
-  'gcsfs',
-  'apache_beam',
-  'mlflow',
-  'wandb',
-  'torch',
-  'timm',
-  'transformers',
-  'pycocotools',
-  'tokenizers',
-  'sentencepiece',
-  'big_vision',
+  *('tensorflow', 'tensorflow_datasets', 'clu', 'tensorboard', 'mlflow', 'wandb'),
+  *('huggingface_hub', 'gcsfs', 'apache_beam', 'pyarrow', 'pillow_heif'),
+  *('torch', 'timm', 'transformers', 'big_vision', 'pycocotools'),
+  *('tokenizers', 'sentencepiece'),
 )
 
 
 def _run(code: str, *args: str) -> str:
-  result = subprocess.run(
-    [sys.executable, '-c', code, *args],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    env={**os.environ, 'XLA_FLAGS': runs.one_device()},  # starts sooner than eight
-    check=False,
-  )
+  # One device starts sooner than eight.
+  result = commands.python('-c', code, *args, XLA_FLAGS=runs.one_device())
   assert result.returncode == 0, result.stderr
   return result.stdout
 
@@ -318,14 +297,14 @@ for module in sys.argv[1:]:
 
 @pytest.mark.filterwarnings('ignore:.*found in sys.modules:RuntimeWarning')
 def test_every_command_answers_help(capsys, monkeypatch):
-  commands = {
+  programs = {
     _inner(path).removesuffix('.py').removesuffix('/__main__').replace('/', '.')
     for path in PACKAGE.rglob('*.py')
     if "__name__ == '__main__'" in path.read_text(encoding='utf-8')
   }
   listed = {module.removeprefix('vit_jax.') for module, _ in COMMANDS.values()}
-  assert listed <= commands
-  assert {name for name in commands if name.startswith('tools.')} <= listed
+  assert listed <= programs
+  assert {name for name in programs if name.startswith('tools.')} <= listed
   for name in COMMANDS:
     monkeypatch.setattr(sys, 'argv', ['vit_jax'])
     with pytest.raises(SystemExit, match='0'):

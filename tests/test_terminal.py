@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import subprocess
 import sys
 import time
 import warnings
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support import commands
 from vit_jax import distributed, errors, terminal
 from vit_jax.tools import predict
 
@@ -33,8 +33,7 @@ print('python after', file=sys.stderr)
 
 @pytest.mark.parametrize('end', ['well', 'raise', 'abort'])
 def test_in_a_process(tmp_path, end):
-  args = [sys.executable, '-c', CODE, str(tmp_path / 'log'), end]
-  done = subprocess.run(args, capture_output=True, text=True, check=False)
+  done = commands.python('-c', CODE, tmp_path / 'log', end)
   assert (tmp_path / 'log').read_text() == 'noise\nchild\n'
   error = done.stderr
   assert 'noise' not in error

@@ -1,11 +1,14 @@
-"""Commands run in this process: their output and their errors."""
+"""Commands run in this process or another: their output and their errors."""
 
 import csv
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support import naming
+from tests.support import ROOT, naming
 from vit_jax import cli
 
 
@@ -17,6 +20,18 @@ def run(main: Callable, captured, *argv) -> tuple[int, str, str]:
   """
   code = cli.run(main, [str(arg) for arg in argv])
   return code, *captured.readouterr()
+
+
+def python(*args, **environment: str) -> subprocess.CompletedProcess:
+  """Runs Python in the repository's folder, to its end."""
+  return subprocess.run(
+    [sys.executable, *map(str, args)],
+    cwd=ROOT,
+    env=os.environ | environment,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
 
 
 def one_line(error: str) -> str:

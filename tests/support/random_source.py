@@ -33,6 +33,15 @@ def random_source(**fields):
   )
 
 
+def write_narrow_b16(path) -> None:
+  """Writes the arrays of a ViT-B/16 that is 16 wide, for 1,000 classes."""
+  model = models.build('vit', 'B/16', width=16, mlp_dim=16, num_heads=1)
+  rng = np.random.default_rng(0)
+  draw = lambda x: rng.standard_normal(x.shape, np.float32) * np.float32(0.02)
+  shapes = trees.flatten(model.shapes((224, 224, 3))['params'])
+  np.savez(path, **{name: draw(x) for name, x in shapes.items()})
+
+
 def logits_of(source, loaded):
   """Logits of the source's own model, and of what was loaded."""
   x = np.random.default_rng(1).uniform(-1, 1, (2, 32, 48, 3)).astype(np.float32)

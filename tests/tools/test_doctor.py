@@ -2,12 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import jax
 
-from tests.support import commands, runs
+from tests.support import commands
 from vit_jax import models
 from vit_jax.tools import doctor
 
@@ -30,8 +28,7 @@ def test_a_machine_that_works(capsys):
 
 def test_a_machine_without_any_package():
   # -S: without site-packages, as after a failed installation.
-  command = [sys.executable, '-S', '-m', 'vit_jax.tools.doctor', '--json']
-  done = subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True)
+  done = commands.python('-S', '-m', 'vit_jax.tools.doctor', '--json')
   assert (done.returncode, done.stderr) == (1, '')
   record = json.loads(done.stdout)
   assert all(package['problem'] for package in record['packages'].values())

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 
 import jax
@@ -148,12 +147,7 @@ def test_a_killed_run_continues_without_duplicates_or_gaps(
   out, whole = tmp_path / 'f.parquet', tmp_path / 'whole.parquet'
   argv = [SOURCE, folder, '--batch', 3, '--out']
   call(embed, *argv, whole)
-  killed = subprocess.run(
-    [sys.executable, '-c', KILLED, *map(str, [*argv, out])],
-    capture_output=True,
-    env={**os.environ, 'XLA_FLAGS': runs.one_device()},
-    check=False,
-  )
+  killed = commands.python('-c', KILLED, *argv, out, XLA_FLAGS=runs.one_device())
   assert killed.returncode == -signal.SIGKILL, killed.stderr
   assert not out.exists()
   # The next run is killed between joining the parts and deleting them.

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from tests.support import naming, runs
+from tests.support import commands, naming, runs
 from vit_jax import cli
 from vit_jax.train import process
 from vit_jax.train.process import StopSignal
@@ -152,13 +152,7 @@ runpy.run_module('vit_jax.main', run_name='__main__', alter_sys=True)
 
 @pytest.mark.parametrize('module', ['vit_jax.train.program', 'jax.numpy'])
 def test_ctrl_c_during_imports(module, tmp_path):
-  done = subprocess.run(
-    [sys.executable, '-c', _AT_IMPORT, module, str(tmp_path)],
-    capture_output=True,
-    text=True,
-    cwd=runs.ROOT,
-    check=False,
-  )
+  done = commands.python('-c', _AT_IMPORT, module, tmp_path)
   assert (done.returncode, done.stderr) == (130, f'{cli.INTERRUPTED}\n')
 
 
@@ -247,13 +241,7 @@ for end in (lost, fails_first, crashes):
 
 def test_an_abort_is_one_line():
   status = 'UNAVAILABLE: (stopped sending heartbeats):\n1\n'
-  done = subprocess.run(
-    [sys.executable, '-c', _ENDS, PAGE.format(status)],
-    capture_output=True,
-    text=True,
-    cwd=runs.ROOT,
-    check=False,
-  )
+  done = commands.python('-c', _ENDS, PAGE.format(status))
   assert done.stdout.split() == ['75', '2', '-6']
   first, second, *more = done.stderr.splitlines()
   assert first == (
