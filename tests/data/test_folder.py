@@ -5,31 +5,24 @@ import os
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.support import naming
+from tests.support.archives import write_folder
 from vit_jax.data import sources
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
 
 
-def write_folder(root, layout):
-  """Writes {path: grey level} as images, text for other extensions."""
-  for path, level in layout.items():
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.suffix.lower() in ('.txt', '.db', '.svg', '.heic', ''):
-      file.write_text('no image')
-    else:
-      Image.new('RGB', (6, 5), (level,) * 3).save(file)
+def write(root, names):
+  """Writes files that hold their names: a source does not decode them."""
+  write_folder(root, {name: name.encode() for name in names})
 
 
 def test_folder(tmp_path):
-  layout = {f'train/dog/{i}.JPG': 10 for i in range(5)}
-  layout |= {f'train/cat/deep/er/{i}.png': 20 for i in range(4)}
-  layout |= {'train/cat/a.jpeg': 20, 'train/cat/notes.txt': 0, 'train/cat/.x.png': 0}
-  layout |= {'val/dog/0.webp': 10, 'val/cat/1.TIFF': 20, 'val/Thumbs.db': 0}
-  write_folder(tmp_path, layout)
+  write(tmp_path, [f'train/dog/{i}.JPG' for i in range(5)])
+  write(tmp_path, [f'train/cat/deep/er/{i}.png' for i in range(4)])
+  write(tmp_path, ['train/cat/a.jpeg', 'train/cat/notes.txt', 'train/cat/.x.png'])
+  write(tmp_path, ['val/dog/0.webp', 'val/cat/1.TIFF', 'val/Thumbs.db'])
   (tmp_path / 'train/cat/loop').symlink_to(tmp_path / 'train/cat')
   (tmp_path / 'train/dog/link.png').symlink_to(tmp_path / 'train/dog/0.JPG')
   source = sources.build(f'folder:{tmp_path}', 'train')
@@ -47,8 +40,8 @@ def test_folder(tmp_path):
 
 
 def test_the_order_is_that_of_a_hash_of_the_paths(tmp_path):
-  write_folder(tmp_path, {f'{c}/{i}.png': 0 for c in 'abcd' for i in range(50)})
-  write_folder(tmp_path, {'c/deep/3.png': 3})
+  write(tmp_path, [f'{c}/{i}.png' for c in 'abcd' for i in range(50)])
+  write(tmp_path, ['c/deep/3.png'])
   build = lambda split='train': sources.build(str(tmp_path), split)
   names_of = lambda source: [source.name_of(i) for i in range(len(source))]
   whole, first, rest = build(), build('train[:80%]'), build('train[80%:]')
@@ -61,7 +54,7 @@ def test_the_order_is_that_of_a_hash_of_the_paths(tmp_path):
   # A new file moves no other file; a new name changes the fingerprint.
   before, fingerprint = names_of(whole), whole.fingerprint
   assert build().fingerprint == fingerprint
-  write_folder(tmp_path, {'b/new.png': 0})
+  write(tmp_path, ['b/new.png'])
   after = names_of(build())
   assert [name for name in after if not name.endswith('new.png')] == before
   (tmp_path / 'b/new.png').unlink()
@@ -86,7 +79,7 @@ REFUSED = [
 @pytest.mark.parametrize(('files', 'split', 'words'), REFUSED)
 @pytest.mark.parametrize('prefix', ['folder:', ''])
 def test_wrong_folders(tmp_path, prefix, files, split, words):
-  write_folder(tmp_path, dict.fromkeys(files, 0))
+  write(tmp_path, files)
   words = [word.replace('{}', str(tmp_path)) for word in words]
   with pytest.raises(UserError, match=naming(*words)) as error:
     sources.build(f'{prefix}{tmp_path}', split)
@@ -97,10 +90,10 @@ def test_wrong_folders(tmp_path, prefix, files, split, words):
 def test_a_line_describes_each_source(tmp_path, monkeypatch, heif):
   endings = folder.EXTENSIONS + folder.HEIF * heif
   monkeypatch.setattr(folder, 'extensions', lambda: endings)
-  layout = {f'train/cat/{i}.png': 0 for i in range(7)}
-  layout |= {f'train/dog/deep/{i}.jpg': 0 for i in range(3)}
-  layout |= {'train/cat/a.HEIC': 0, 'train/dog/c.svg': 0, 'train/dog/README': 0}
-  write_folder(tmp_path, layout | {'train/x.jpg': 0, 'train/dog/.hidden.png': 0})
+  write(tmp_path, [f'train/cat/{i}.png' for i in range(7)])
+  write(tmp_path, [f'train/dog/deep/{i}.jpg' for i in range(3)])
+  write(tmp_path, ['train/cat/a.HEIC', 'train/dog/c.svg', 'train/dog/README'])
+  write(tmp_path, ['train/x.jpg', 'train/dog/.hidden.png'])
   line = sources.build(f'folder:{tmp_path}', 'train').describe('train')
   read, heic = '10 images, 2 classes of 3 to 7', '1 .heic, '
   hint = " (HEIC needs pillow-heif: pip install 'vit_jax[heif]')"

@@ -77,32 +77,24 @@ def test_an_image_that_is_given_twice(tmp_path):
     prepared(prepare.images('pets'), [root, root], tmp_path)
 
 
-@pytest.mark.parametrize(
-  ('tars', 'expected'),
-  [
-    ({'all.tar': ['cat/1.jpg', 'dog/1.jpg']}, {'train': 'cat dog'}),
-    ({'all.tgz': ['./top/cat/1.jpg', './top/dog/1.jpg']}, {'train': 'cat dog'}),
-    ({'cat.tar': ['1.jpg'], 'dog.tar': ['1.jpg']}, {'train': 'cat dog'}),
-    (
-      {'train.tar': ['cat/1.jpg'], 'val.tar': ['cat/1.jpg']},
-      {'train': 'cat', 'validation': 'cat'},
-    ),
-    (
-      {'x.tar': ['x/test/cat/1.jpg', 'x/train/dog/1.jpg']},
-      {'test': 'cat', 'train': 'dog'},
-    ),
-  ],
-)
+# Files of each archive, and the class of each split.
+TARS = [
+  ({'all.tar': ['cat/1.jpg', 'dog/1.jpg']}, {'train': 'cat dog'}),
+  ({'all.tgz': ['./top/cat/1.jpg', './top/dog/1.jpg']}, {'train': 'cat dog'}),
+  ({'cat.tar': ['1.jpg'], 'dog.tar': ['1.jpg']}, {'train': 'cat dog'}),
+  ({'train.tar': ['cat/1.jpg'], 'test.tar': ['dog/1.jpg']}, {'train': 'cat', 'test': 'dog'}),
+  ({'x.tar': ['x/val/cat/1.jpg', 'x/train/dog/1.jpg']}, {'validation': 'cat', 'train': 'dog'}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('tars', 'expected'), TARS)
 def test_the_class_in_a_tar_is_the_folder(tmp_path, tars, expected):
   (tmp_path / 'tars').mkdir()
-  paths = [
-    write_tar(
-      tmp_path / 'tars' / tar,
-      dict.fromkeys(files, JPG) | {'._x/1.jpg': b'', 'cat/notes.txt': b''},
-      'w:gz' if tar.endswith('gz') else 'w',
-    )
-    for tar, files in tars.items()
-  ]
+  paths = []
+  for tar, names in tars.items():
+    files = dict.fromkeys(names, JPG) | {'._x/1.jpg': b'', 'cat/notes.txt': b''}
+    mode = 'w:gz' if tar.endswith('gz') else 'w'
+    paths.append(write_tar(tmp_path / 'tars' / tar, files, mode))
   for i, inputs in enumerate((paths, [f'{tmp_path}/tars'])):
     directory, _ = prepared(prepare.images('x'), inputs, tmp_path / str(i))
     for split, labels in expected.items():
@@ -184,10 +176,8 @@ def interrupt():
   [('RGB', 6), ('L', 1), ('RGBA', 6), ('P', 1), ('CMYK', 1), ('I;16', 6)],
 )
 def test_large_images_are_shrunk(mode, orientation):
-  # Bands of gray, across.
-  gray = ((np.add.outer(np.arange(300), np.arange(403)) // 60) * 20 + 10).astype(
-    np.uint8
-  )
+  bands = np.add.outer(np.arange(300), np.arange(403)) // 60
+  gray = (bands * 20 + 10).astype(np.uint8)
   image = Image.fromarray(gray)
   if mode == 'I;16':
     image = Image.fromarray(gray.astype(np.uint16) * 257)
@@ -227,11 +217,8 @@ def test_beam_gives_the_same(tmp_path):
   archive = synsets(3, 9)
   tar = write_tar(tmp_path / 'a.tar', archive)
   alone, _ = prepared(prepare.IMAGENET21K, [tar], tmp_path / 'A')
-  builder, _ = prepare.builder(
-    prepare.IMAGENET21K, [tar], str(tmp_path / 'B'), beam=True
-  )
+  folder, unused = str(tmp_path / 'B'), str(tmp_path / 'unused')
+  builder, _ = prepare.builder(prepare.IMAGENET21K, [tar], folder, beam=True)
   config = prepare.download_config('DirectRunner', [])
-  builder.download_and_prepare(
-    download_dir=str(tmp_path / 'unused'), download_config=config
-  )
+  builder.download_and_prepare(download_dir=unused, download_config=config)
   assert examples(str(builder.data_path), 'full') == examples(alone, 'full')
