@@ -149,13 +149,24 @@ def test_classes_counted_from_one(written):
   options = {'label_offset': -1}
   source = sources.build(f'records:{written["bare"]}', 'val', **options)
   assert labels(source) == [*range(19, 26)]
-  args = (source.name, 'train', PP, 20)
-  batches = pipeline.EvalBatches(*args, num_classes=20, source_options=options)
-  facts = ('train-00000-of-00004#0', 'label -1', 'num_classes=20')
-  with pytest.raises(UserError, match=naming(*facts)):
+  with pytest.raises(UserError, match=naming(source.name, 'num_classes')):
+    pipeline.EvalBatches(source.name, 'train', PP, 20)
+
+
+@pytest.mark.parametrize(
+  ('split', 'offset', 'words'),
+  [
+    ('train', -1, ('train-00000-of-00004#0', 'label -1', 'num_classes=20')),
+    ('val', 0, ('val-00000-of-00002#0', 'label 20', 'num_classes=20')),
+  ],
+)
+def test_a_label_out_of_range_is_reported_when_it_is_read(
+  written, split, offset, words
+):
+  options = {'num_classes': 20, 'source_options': {'label_offset': offset}}
+  batches = pipeline.EvalBatches(f'records:{written["bare"]}', split, PP, 20, **options)
+  with pytest.raises(UserError, match=naming(*words)):
     list(batches.iterate())
-  with pytest.raises(UserError, match=naming(args[0], 'num_classes')):
-    pipeline.EvalBatches(*args)
 
 
 # --- bad records -------------------------------------------------------------------

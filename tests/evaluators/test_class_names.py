@@ -37,19 +37,14 @@ def test_the_lists_are_the_published_ones():
     imagenet.class_names('imagenet2k')
 
 
-def with_head(arrays, classes, prefix='head/'):
-  """Returns arrays with a head of that many classes, which always predicts class 7."""
-  x = arrays.pop(f'{prefix}kernel')
-  arrays[f'{prefix}kernel'] = np.zeros((x.shape[0], classes), np.float32)
-  arrays[f'{prefix}bias'] = np.zeros(classes, np.float32)
-  arrays[f'{prefix}bias'][7] = 1
-  return arrays
-
-
 def google_file(path, classes):
+  """Writes a published file with another head, which always predicts class 7."""
   path.parent.mkdir(parents=True, exist_ok=True)
+  bias = np.float32(np.arange(classes) == 7)
   with np.load(GOLDEN / 'vit_google_token.npz') as file:
-    np.savez(path, **with_head(dict(file), classes))
+    arrays = dict(file)
+  kernel = np.zeros((len(arrays['head/kernel']), classes), np.float32)
+  np.savez(path, **arrays | {'head/kernel': kernel, 'head/bias': bias})
   return str(path)
 
 
@@ -138,7 +133,7 @@ def run(tool, *args):
 def test_predict_and_convert_show_names(tmp_path, capsys):
   source = google_file(tmp_path / 'Mixer-B_16.npz', 21843)
   image = tmp_path / 'a.png'
-  Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(image)
+  Image.new('RGB', (40, 40)).save(image)
   assert run(predict, source, image, '--top', '1') == 0
   name = imagenet.class_names('imagenet21k')[7]
   assert name in capsys.readouterr().out
@@ -152,7 +147,7 @@ def test_predict_and_convert_show_names(tmp_path, capsys):
 def test_predict_explains_wordnet_ids(tmp_path, capsys):
   ids = imagenet.wordnet_ids('imagenet1k')
   folder = timm_folder(tmp_path / 'a', 1000, label_names=ids)
-  Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / 'a.png')
+  Image.new('RGB', (40, 40)).save(tmp_path / 'a.png')
   assert run(predict, folder, tmp_path / 'a.png', '--top', '1', '--json') == 0
   (top,) = json.loads(capsys.readouterr().out)['images'][0]['top']
   assert top['name'] == ids[top['class']]
