@@ -213,7 +213,7 @@ def vitdet_like(name, **fields):
     name='vitdet',
     global_blocks=tuple(range(vit.model.depth)),
     pretrained_size=vit.image_size,
-    **{field: getattr(vit.model, field) for field in same},
+    **{field: vit.model.fields()[field] for field in same},
     **fields,
   )
 
