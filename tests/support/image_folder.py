@@ -21,6 +21,23 @@ def write(root):
   return root
 
 
+def write_noise(root, names, size=(32, 32), enlarged=None):
+  """Writes an image of random pixels for each name, `SUBFOLDER/STEM.SUFFIX`.
+
+  Args:
+    size: (height, width) of the random pixels.
+    enlarged: (width, height) that they are resized to, smoothly; None: as they are.
+  """
+  rng = np.random.default_rng(0)
+  for name in names:
+    image = Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8))
+    if enlarged:
+      image = image.resize(enlarged)
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    image.save(root / name)
+  return root
+
+
 def take(batches, count):
   """Returns the first `count` batches, and closes the stream."""
   out = [batch for _, batch in zip(range(count), batches, strict=False)]

@@ -1,12 +1,13 @@
 """The reference's model, as a tuning method changes it; steps of tuned models."""
 
 import functools
+from pathlib import Path
 
 import jax
 import numpy as np
 
-from tests.support.goldens import GOLDEN
-from vit_jax import sharding, tasks, trees, tune, weights
+from tests.support import GOLDEN, runs
+from vit_jax import models, sharding, tasks, trees, tune, weights
 from vit_jax.train.state import init_state
 from vit_jax.train.step import make_step
 
@@ -73,6 +74,15 @@ def of_reference(method: str) -> dict:
       added[f'{at}/MlpBlock_0/{layer}/kernel'] = x[f'adapter_{layer}_w'][i].T
       added[f'{at}/MlpBlock_0/{layer}/bias'] = x[f'adapter_{layer}_b'][i]
   return added
+
+
+def write_body(folder) -> Path:
+  """Writes the weights of the small run's model, all but its head; returns the file."""
+  model = models.build(**runs.small()['model'], num_classes=10)
+  init = jax.jit(model.init)(jax.random.key(3), np.zeros((1, 8, 8, 1), np.float32))
+  body = {k: x for k, x in init['params'].items() if k != 'head'}
+  np.savez(folder / 'weights.npz', **jax.device_get(trees.flatten(body)))
+  return folder / 'weights.npz'
 
 
 def batch_of(examples: int, side: int) -> dict:

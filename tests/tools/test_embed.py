@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.support import GOLDEN, commands, pairs, runs
+from tests.support import GOLDEN, commands, image_folder, pairs, runs
 from vit_jax import sharding, weights
 from vit_jax.tools import embed, feature_file, search
 
@@ -29,14 +29,9 @@ pytestmark = pytest.mark.usefixtures('one_device')
 @pytest.fixture
 def folder(tmp_path):
   """Twelve images in a folder and one below it; besides, one that is none."""
-  rng = np.random.default_rng(0)
-  for name in NAMES:
-    path = tmp_path / 'images' / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = rng.integers(0, 256, (5, 6, 3), np.uint8)
-    Image.fromarray(pixels).resize((60, 50)).save(path)
-  (tmp_path / 'images' / 'bad.png').write_text('no image')
-  return tmp_path / 'images'
+  folder = image_folder.write_noise(tmp_path / 'images', NAMES, (5, 6), (60, 50))
+  (folder / 'bad.png').write_text('no image')
+  return folder
 
 
 @pytest.fixture

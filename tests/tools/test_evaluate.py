@@ -9,9 +9,8 @@ import re
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
-from tests.support import GOLDEN, naming, stand_in
+from tests.support import GOLDEN, image_folder, naming, stand_in
 from vit_jax import cli, inference, models, terminal, weights
 from vit_jax.data import sources
 from vit_jax.evaluators import predictions
@@ -30,14 +29,8 @@ def run(*args):
 @pytest.fixture(scope='module')
 def data(tmp_path_factory):
   """46 images of 10 classes; class c has c images, class 0 has one."""
-  root = tmp_path_factory.mktemp('data')
-  rng = np.random.default_rng(0)
-  for c in range(10):
-    for i in range(max(c, 1)):
-      path = root / 'val' / f'class{c}' / f'{i}.png'
-      path.parent.mkdir(parents=True, exist_ok=True)
-      Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
-  return root
+  names = [f'val/class{c}/{i}.png' for c in range(10) for i in range(max(c, 1))]
+  return image_folder.write_noise(tmp_path_factory.mktemp('data'), names)
 
 
 def expected(data, source=SOURCE):

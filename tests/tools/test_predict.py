@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support import GOLDEN, commands, naming
+from tests.support import GOLDEN, commands, image_folder, naming
 from vit_jax import cli, inference, weights
 from vit_jax.errors import UserError
 from vit_jax.tools import predict
@@ -20,13 +20,10 @@ SOURCE = str(GOLDEN / 'vit_google_token.npz')
 @pytest.fixture
 def folder(tmp_path):
   """Five images, one of them broken, in a folder with a sub-folder."""
-  rng = np.random.default_rng(0)
-  for name in ('a.png', 'sub/b.jpg', 'c.webp', 'd.bmp'):
-    path = tmp_path / 'images' / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(path)
-  (tmp_path / 'images' / 'bad.png').write_text('no image')
-  return tmp_path / 'images'
+  names = ('a.png', 'sub/b.jpg', 'c.webp', 'd.bmp')
+  folder = image_folder.write_noise(tmp_path / 'images', names, (40, 50))
+  (folder / 'bad.png').write_text('no image')
+  return folder
 
 
 def run(*args):

@@ -6,9 +6,8 @@ import runpy
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
-from tests.support import ROOT, pairs
+from tests.support import ROOT, image_folder, pairs
 from vit_jax import cli, models, weights
 from vit_jax.tools import convert, evaluate, predict
 from vit_jax.weights.adapt import fit
@@ -20,12 +19,10 @@ LABELS = ['a cat', 'two dogs', 'snow']
 def folder(tmp_path_factory):
   """A small SigLIP with a vocabulary, and images in a folder for each class."""
   folder = pairs.siglip(tmp_path_factory.mktemp('pair') / 'siglip')
-  rng = np.random.default_rng(0)
-  for name in ('a_cat', 'snow', 'two_dogs'):
-    (folder / 'photos/val' / name).mkdir(parents=True)
-    for i in range(2):
-      pixels = rng.integers(0, 256, (40, 50, 3), np.uint8)
-      Image.fromarray(pixels).save(folder / f'photos/val/{name}/{i}.png')
+  names = [
+    f'val/{name}/{i}.png' for name in ('a_cat', 'snow', 'two_dogs') for i in '01'
+  ]
+  image_folder.write_noise(folder / 'photos', names, (40, 50))
   return folder
 
 

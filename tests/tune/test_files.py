@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.support import naming, runs
+from tests.support import naming, runs, tuning
 from vit_jax import errors, models, trees
 from vit_jax.tools import convert, evaluate
 from vit_jax.weights import export, from_section, read, readers, tuned
@@ -27,11 +27,7 @@ SECTIONS = {
 def made(tmp_path_factory):
   """Returns the folder of finished runs 'lora' and 'mlp', and of their weights.npz."""
   folder = tmp_path_factory.mktemp('tuned')
-  model = models.build(**runs.small()['model'], num_classes=10)
-  init = jax.jit(model.init)(jax.random.key(3), jnp.zeros((1, 8, 8, 1)))['params']
-  del init['head']
-  np.savez(folder / 'weights.npz', **jax.device_get(trees.flatten(init)))
-  weights = {'source': str(folder / 'weights.npz'), 'skip': ['head/.*']}
+  weights = {'source': str(tuning.write_body(folder)), 'skip': ['head/.*']}
   for name, section in SECTIONS.items():
     runs.run_on_one_device(
       *(folder / name, *CHANGES, 'optim.schedule.warmup=0', 'optim.lr=0.1'),

@@ -118,14 +118,11 @@ EVALS = {'ema': {**runs.EVALS['test'], 'every': 2, 'use_ema': True}}
 def tuned(tmp_path_factory):
   """A finished linear run: (folder, weights that it started from)."""
   folder = tmp_path_factory.mktemp('tuned')
-  model = models.build(**runs.small()['model'], num_classes=10)
-  init = jax.jit(model.init)(jax.random.key(3), jnp.zeros((1, 8, 8, 1)))['params']
-  del init['head']  # trained parameters need not be in the file
-  np.savez(folder / 'weights.npz', **jax.device_get(trees.flatten(init)))
+  weights = tuning.write_body(folder)  # trained parameters need not be in the file
   with pytest.MonkeyPatch.context() as patch:
     runs.on_one_device(patch)
-    run(folder / 'run', folder / 'weights.npz')
-  return folder / 'run', folder / 'weights.npz'
+    run(folder / 'run', weights)
+  return folder / 'run', weights
 
 
 def run(workdir, weights, *changes):
