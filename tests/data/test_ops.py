@@ -1,8 +1,5 @@
 """Ops on images against NumPy, Pillow, TensorFlow and closed forms; the text of pipelines."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -340,15 +337,3 @@ def test_parse():
 def test_wrong_pipelines(pp, facts):
   with pytest.raises(UserError, match=naming(*facts)):
     registry.parse(pp)
-
-
-def test_a_mistake_is_reported_without_tensorflow():
-  code = (
-    'import sys\n'
-    'from vit_jax.data import pipeline\n'
-    'try: pipeline.TrainBatches("digits", "train", "reszie(8)", 8)\n'
-    'except ValueError as e: assert "Did you mean" in str(e)\n'
-    'pipeline.TrainBatches("digits", "train", "value_range(-1,1)", 8)\n'
-    'assert "tensorflow" not in sys.modules\n'
-  )
-  subprocess.run([sys.executable, '-c', code], check=True, timeout=60)

@@ -70,12 +70,15 @@ def test_tfds_with_several_labels(tmp_path):
   assert [list(x['label']) for x in others] == [[7]] * 3
 
 
-def test_tfds_is_read_without_tensorflow(prepared):
+def test_tfds_is_read_and_mistakes_are_reported_without_tensorflow(prepared):
   code = (
     'import sys, numpy as np\n'
-    'from vit_jax.data import sources\n'
+    'from vit_jax.data import pipeline, sources\n'
     's = sources.build("tfds:cifar10", "train")\n'
     'assert len(s.read(np.arange(len(s)))) == 23\n'
+    'try: pipeline.TrainBatches("digits", "train", "reszie(8)", 8)\n'
+    'except ValueError as e: assert "Did you mean" in str(e)\n'
+    'pipeline.TrainBatches("digits", "train", "value_range(-1,1)", 8)\n'
     'assert "tensorflow" not in sys.modules\n'
   )
   env = os.environ | {'TFDS_DATA_DIR': str(prepared['tfrecord'])}
