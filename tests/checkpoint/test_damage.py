@@ -39,6 +39,11 @@ def good(tmp_path_factory):
   return path
 
 
+def restore(path):
+  """Returns (state, meta) of the newest whole step."""
+  return checkpoints.Checkpoints(path).restore(abstract_of(make_state()))
+
+
 def restore_damaged(path, capfd):
   """Returns the step that was used; asserts that any damage was reported."""
   abstract = abstract_of(make_state(ema=False))
@@ -104,7 +109,7 @@ def test_the_message_names_the_leaf(tmp_path, capfd, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(checkpoints, 'survey', other)
     write(tmp_path, [2])
-  checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+  restore(tmp_path)
   facts = ('step 2', leaf, f'{tmp_path}/2.corrupt', 'step 1')
   assert re.search(naming(*facts), capfd.readouterr().err)
 
@@ -114,8 +119,7 @@ def test_several_damaged_steps_and_a_name_already_taken(tmp_path, capfd):
   edit_meta(tmp_path / '2', lambda text: text.replace('"position": ', '"position": 1'))
   edit_meta(tmp_path / '3', lambda text: f'{text} and no JSON')
   (tmp_path / '3.corrupt').mkdir()
-  state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
-  assert int(state.step) == 1
+  assert int(restore(tmp_path)[0].step) == 1
   first, second = capfd.readouterr().err.splitlines()
   assert re.search(naming('step 3', '3.corrupt1', 'step 1'), first)
   assert re.search(naming('step 2', 'meta', '2.corrupt', 'step 1'), second)
@@ -130,8 +134,7 @@ def test_a_manifest_that_is_another(tmp_path, capfd):
   write(tmp_path)
   shutil.copytree(tmp_path / '1', tmp_path / '4')
   edit_meta(tmp_path / '3', lambda text: '[1]')
-  state, _ = checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
-  assert int(state.step) == 2
+  assert int(restore(tmp_path)[0].step) == 2
   first, second = capfd.readouterr().err.splitlines()
   assert re.search(naming('step 4', 'step 1', '4.corrupt'), first)
   assert re.search(naming('step 3', 'meta', '3.corrupt'), second)
@@ -148,7 +151,7 @@ def test_all_damaged_is_an_error_and_nothing_moves(tmp_path, capfd):
     os.truncate(tmp_path / str(step) / 'meta' / 'metadata', 10)
   for _ in range(2):  # a restart says the same: it never starts from 0 by itself
     with pytest.raises(errors.NoUsableCheckpoint) as caught:
-      checkpoints.Checkpoints(tmp_path).restore(abstract_of(make_state()))
+      restore(tmp_path)
     text = str(caught.value)
     assert re.search(naming(tmp_path, 'step 1', 'step 2', 'step 3', 'workdir'), text)
     assert '\n' not in text
@@ -158,7 +161,7 @@ def test_all_damaged_is_an_error_and_nothing_moves(tmp_path, capfd):
   aside = tmp_path / 'aside'
   (aside / '4.corrupt').mkdir(parents=True)
   with pytest.raises(errors.NoUsableCheckpoint, match=naming('4.corrupt')):
-    checkpoints.Checkpoints(aside).restore(abstract_of(make_state()))
+    restore(aside)
   with pytest.raises(errors.NoUsableCheckpoint, match=naming('step 2')):
     saved.restore_params(abstract_of(make_state()).params, step=2)
   assert capfd.readouterr().err == ''
@@ -246,9 +249,8 @@ def test_a_disk_that_fills_up_while_saving(mount_tmpfs, capfd):
     saved.wait()
   saved.close()
   assert capfd.readouterr().err == ''  # one line, the exception's, not pages of logs
+  assert_same(restore(small_disk)[0], make_state(1))
   again = checkpoints.Checkpoints(small_disk)
-  restored, _ = again.restore(abstract_of(make_state()))
-  assert_same(restored, make_state(1))
   assert again.save(make_state(3), {})  # the half-written step is swept up first
   again.close()
   assert steps_in(small_disk) == [1, 3]

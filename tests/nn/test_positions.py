@@ -10,6 +10,7 @@ import pytest
 import vit_jax
 from tests.support import GOLDEN, naming
 from tests.support.abstract import abstract_params, count
+from tests.support.scanned import stacked
 from vit_jax import trees
 from vit_jax.errors import UserError
 from vit_jax.nn import positions
@@ -119,17 +120,11 @@ KINDS = [('learn', 'every'), ('learn2d', 'shared'), ('relative', 'stem')]
 @pytest.mark.parametrize(('kind', 'where'), KINDS)
 def test_scanned_blocks_compute_the_same(kind, where):
   fields = dict(posemb=kind, posemb_where=where)
+  params = perturbed(tiny(**fields))
+  expected = pre_logits(tiny(**fields), params)
   scanned = tiny(scan=True, remat='full', **fields)
-  params = perturbed(scanned)
-  family = vit_jax.models.family('vit')
-  flat = {}
-  for name, value in trees.flatten(params).items():
-    if family.is_stacked(name):
-      flat |= {family.unstacked(name, i): x for i, x in enumerate(value)}
-    else:
-      flat[name] = value
-  expected = pre_logits(tiny(**fields), trees.unflatten(flat))
-  np.testing.assert_allclose(pre_logits(scanned, params), expected, atol=1e-5)
+  result = pre_logits(scanned, stacked(params, 2))
+  np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('kind', ['learn2d', 'relative', 'rotary'])
@@ -142,16 +137,9 @@ def test_the_class_token_alone_has_the_same_logits(kind):
 
 def attention_weights(function, query, key):
   """Returns the softmax [B, M, N, S] of scores that function(b, m, n, s) gives."""
-  B, n, M, _ = query.shape
-  scores = np.array(
-    [
-      [
-        [[function(b, m, i, j) for j in range(key.shape[1])] for i in range(n)]
-        for m in range(M)
-      ]
-      for b in range(B)
-    ]
-  )
+  B, N, M, _ = query.shape
+  shape = (B, M, N, key.shape[1])
+  scores = np.reshape([function(*at) for at in np.ndindex(*shape)], shape)
   scores = np.exp(scores - scores.max(-1, keepdims=True))
   return scores / scores.sum(-1, keepdims=True)
 

@@ -1,17 +1,8 @@
 """The table of faults: each fault, and the response of the library.
 
 A test that asks for the fixture `faults_table` reports each fault and its outcome;
-`make faults` runs all of these tests and those marked `faults`, and prints the sums:
-
-  def test_hostile_weights(faults_table, tmp_path):
-    for name, path in cases(tmp_path):
-      faults_table.tried('weight files', name, lambda: vit_jax.load(path))
-
-  def test_killed(faults_table):
-    ...
-    faults_table('kills, one process', f'at step {step}', 'handled')
-
-The test fails at its end if an outcome is none of GOOD, with the names of those.
+`make faults` runs all of these tests and those marked `faults`, and prints the sums. A
+test fails at its end if an outcome is none of GOOD, with the names of those faults.
 """
 
 import collections
@@ -44,14 +35,7 @@ class Table:
     self._rows, self.wrong = rows, []
 
   def __call__(self, category: str, name: str, outcome: str, detail: str = '') -> None:
-    """Adds a fault.
-
-    Args:
-      category: a row of the table.
-      name: which of its faults it is.
-      outcome: one of GOOD or BAD.
-      detail: the line that was printed, or the error.
-    """
+    """Adds a fault to the row of its category; `detail` is the printed line or error."""
     self._rows.append((category, outcome))
     if outcome not in GOOD:
       self.wrong.append(f'{category}: {name}: {outcome} {detail}')

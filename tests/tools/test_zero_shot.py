@@ -55,7 +55,7 @@ def test_fine_tuning_starts_from_a_zero_shot_head(folder, capsys, tmp_path):
   source = weights.from_section(**config['weights'])
   section = weights.complete(config['model'], source) | {'num_classes': len(LABELS)}
   model = models.build(**section)
-  _, report = fit(source, model, (32, 32), skip=config['weights']['skip'])
+  _, report = fit(source.read(), model, (32, 32), skip=config['weights']['skip'])
   assert report.reinitialized == report.unused == []
   assert model.unit
 

@@ -77,11 +77,10 @@ def test_only_a_bucket_that_does_not_answer_is_unreachable():
 
 @pytest.fixture(scope='module')
 def run(gcs, tmp_path_factory):
-  """Returns two runs and the faults that the first met.
+  """Returns (url, folder, checkpoints at the interruption, {fault: number}) of two runs.
 
-  The first is in the bucket: it was interrupted and resumed while requests failed, and has
-  events and a profile. The second is on disk and was left alone. Then the checkpoints of the first when it was
-  interrupted, and {fault: how often it happened}.
+  The one in the bucket, with events and a profile, was interrupted and resumed while
+  requests failed; the one on disk was left alone.
   """
   local = tmp_path_factory.mktemp('local')
   url = files.path(f'gs://{emulator.BUCKET}/run')
