@@ -42,7 +42,7 @@ def create_model(name: str, variant: str | None = None, **fields):
 
 
 def load(source: str, **options):
-  """Loads published weights or a run, with the model: a `weights.Loaded`.
+  """Loads published weights or a run; returns a `weights.Loaded`, which includes the model.
 
   `source` is a file, a run ('runs/digits@best') or a name ('b16-augreg-i21k'). For all
   arguments see `vit_jax.weights.load`.

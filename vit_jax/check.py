@@ -62,7 +62,9 @@ class Section:
 
 
 class Named:
-  """A rule for a section in which `key` names the entry of `table` that reads the others.
+  """A rule for a section whose key `key` names an entry of `table`.
+
+  The entry's signature says which other keys the section may have.
 
   Args:
     extra: {key: annotation} of the keys that the run itself reads.
@@ -88,7 +90,9 @@ def nonempty(where: str, value, section) -> None:
 def distinct(where: str, value, section) -> None:
   """Raises UserError for a list that is empty or has a value twice."""
   if not 0 < len(value) == len({*value}):
-    raise UserError(f'{where}={value!r}: expected one value or more, none twice.')
+    raise UserError(
+      f'{where}={value!r}: expected at least one value, and no duplicates.'
+    )
 
 
 def _period(where: str, value, section) -> None:
@@ -219,7 +223,7 @@ def parse_call(text: str) -> tuple[str, list, dict]:
 
 @contextlib.contextmanager
 def prefix_errors(where: str) -> Iterator[None]:
-  """While active: turns a ValueError into a UserError that begins with `where`.
+  """Context manager that turns a ValueError into a UserError that begins with `where`.
 
   A subclass of UserError, such as DataError, passes unchanged.
   """

@@ -36,7 +36,7 @@ def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamesp
       values |= debug
     elif key not in defaults or not equals:
       raise UserError(
-        f'Unknown config argument {item!r}: "debug", or KEY=VALUE with KEY one of '
+        f'Unknown config argument {item!r}: expected "debug", or KEY=VALUE with KEY one of '
         f'{sorted(defaults)}.{did_you_mean(key, [*defaults, "debug"])}'
       )
     else:
@@ -88,7 +88,10 @@ def execute(file: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def _importable(folder: Path):
-  """While active: a config file can import the files beside it, anew for each config."""
+  """Context manager in which a config file can import the files beside it.
+
+  They are imported anew for each config.
+  """
   before = set(sys.modules)
   sys.path.insert(0, str(folder))
   try:

@@ -46,7 +46,8 @@ class Task(Protocol):
   CLASSES: ClassVar[str | None]
   # The kind of outputs that the model must have, see `models.base.Family`.
   OUTPUTS: ClassVar[Literal['classes', 'maps', 'pixels', 'boxes', 'regions']]
-  # The name above the task's own parameters, beside the model's; None: it has none.
+  # The key in `params` under which the task's own parameters stand, next to those of the
+  # model; None if the task has no parameters.
   OWN: ClassVar[str | None]
 
   def __init__(self, model: Model, spec: dict, **options):

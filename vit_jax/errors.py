@@ -57,7 +57,10 @@ class DiskFull(RunError):
 
 
 class Stopped(RunError):
-  """Base class of ends for a reason outside the run; the same command resumes it."""
+  """Base class of errors that end a run for a reason outside it.
+
+  The same command resumes the run.
+  """
 
   exit_code = 75
 
@@ -81,7 +84,10 @@ class Diverged(RunError):
 
 
 class OutOfMemory(RunError):
-  """The device cannot hold the step; the message suggests what to change."""
+  """The training step does not fit into the device's memory.
+
+  The message suggests what to change.
+  """
 
   exit_code = 77
 

@@ -115,10 +115,10 @@ def replace(target, data: bytes | str | Callable[[IO[bytes]], object]) -> None:
 
 @contextlib.contextmanager
 def reading(what, *errors: type[Exception]) -> Iterator[None]:
-  """While active: turns errors of a damaged or malicious file into one line.
+  """Context manager that turns errors of a damaged or malicious file into one line.
 
   Args:
-    what: begins the line.
+    what: the text with which the line begins.
     errors: further types of errors, besides `DAMAGED`.
   """
   try:
@@ -224,7 +224,7 @@ def _check_answers(url: str) -> None:
 
 @contextlib.contextmanager
 def outages(path) -> Iterator[None]:
-  """While active: turns the failure of a request to a bucket into an error of one line.
+  """Context manager that turns a failed request to a bucket into an error of one line.
 
   Other errors, such as those of a damaged file, are raised unchanged.
 

@@ -79,9 +79,10 @@ def run(
   batch_size: int,
   function: Callable[[Any, dict], dict[str, jax.Array]],
 ) -> tuple[dict[str, np.ndarray], list[str | None]]:
-  """Runs a function on all images: ({name: rows [n, ...]}, why each image was not read).
+  """Runs a function on all images; returns ({name: rows [n, ...]}, reasons).
 
-  Rows of images that could not be read are NaN, or -1 for integers, or False.
+  `reasons` says of each image why it could not be read, or is None. The rows of such images
+  are NaN, or -1 for integers, or False.
 
   Args:
     function: (variables, features of a batch of images) -> {name: rows}; it is jitted.

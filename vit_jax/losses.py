@@ -20,7 +20,7 @@ def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-  """K independent binary cross entropies, summed: [B, K] -> [B] float32.
+  """K independent binary cross entropies, summed. Maps [B, K] to [B], float32.
 
   The pre-training loss of i21k and JFT in the reference code. It is summed over classes, so
   that it does not shrink with K.

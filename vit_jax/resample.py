@@ -12,7 +12,7 @@ def matrix(old: int, new: int, method: str, antialias: bool) -> np.ndarray:
   Args:
     old, new: lengths in pixels.
     method: 'bilinear' or 'bicubic' (Keys, a = -0.5).
-    antialias: widen the kernel where the axis shrinks.
+    antialias: whether to widen the kernel if the axis shrinks.
   """
   scale = max(old / new, 1.0) if antialias else 1.0
   at = (np.arange(new) + 0.5) * old / new - 0.5

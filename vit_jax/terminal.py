@@ -68,7 +68,7 @@ def progress(
 
 @contextlib.contextmanager
 def noise_to(path: str | os.PathLike) -> Iterator[None]:
-  """While active: standard error of C and C++ code and of child processes goes to a file.
+  """Context manager that sends standard error of C, C++ and child processes to a file.
 
   The output of Python (`sys.stderr`, warnings, tracebacks even of a crash) stays on standard
   error.

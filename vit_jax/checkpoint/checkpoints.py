@@ -303,8 +303,8 @@ class Checkpoints(Storage):
       step = self._best(steps)
       if step is None:
         raise UserError(
-          f'No step in {self.directory} has a finite metric {self.best!r}, which '
-          "Checkpoints(best=...) names: step='best' needs one."
+          f"No step in {self.directory} has a finite metric {self.best!r}, so step='best' "
+          'cannot be restored: name another metric with Checkpoints(best=...).'
         )
     elif not steps or (step is not None and step not in steps):
       raise UserError(

@@ -214,7 +214,10 @@ class Storage:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-  """While active: damage that one process finds is raised in all, so that all act alike."""
+  """Context manager that raises damage found by one process in all processes.
+
+  All of them act alike in this way.
+  """
   damage = None
   try:
     yield

@@ -99,7 +99,7 @@ class Batches(abc.ABC):
         of these classes and labels them 0, 1, 2 in this order; `split` then counts only
         these examples. None: all classes. An evaluation on the source that the run trains
         on takes the classes of training by default.
-      max_bad_fraction: ends the run if more than this fraction of the split's images
+      max_bad_fraction: the run ends if more than this fraction of the split's images
         cannot be decoded; None: see `bad_images.limit`.
       bad_log: file to which each such image is appended as a line of JSON.
       workers: number of decoding threads; None: as many as help.

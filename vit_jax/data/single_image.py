@@ -67,7 +67,8 @@ class SingleImage:
     """Returns 'image' float32 [H, W, C], 'size' and perhaps 'image_mask'.
 
     'size' is (height, width) of the original upright image in pixels. If an op pads, the
-    'image_mask' uint8 [H, W] is 0 for padding. Takes and raises the same as `__call__`.
+    'image_mask' uint8 [H, W] is 0 for padding. The arguments and errors are those of
+    `__call__`.
     """
     x, size = _pixels(image, self._target)
     out = {'image': x, 'size': size}
@@ -80,7 +81,8 @@ class SingleImage:
 def batch(images: Iterable, pp: str) -> np.ndarray:
   """Returns a batch for a model, float32 [B, H, W, C].
 
-  Takes and raises the same as `features`, and raises UserError for a pipeline that pads.
+  The arguments and errors are those of `features`. Besides, a pipeline that pads raises
+  UserError.
   """
   return _batch(images, SingleImage(pp))['image']
 

@@ -23,7 +23,7 @@ _UNDER_WAY: dict[int, tuple[float, str | os.PathLike]] = {}
 
 @contextlib.contextmanager
 def reading(name: str | os.PathLike) -> Iterator[None]:
-  """While active: records that this thread reads a file."""
+  """Context manager that records that this thread reads a file."""
   number = next(_NUMBERS)
   _UNDER_WAY[number] = time.monotonic(), name
   try:

@@ -9,7 +9,8 @@ from vit_jax.explain.colours import COLOURS
 
 # Yellow replaces grey, which would not show on a dark image.
 _COLOURS = (*COLOURS[:-1], '#F0E442')
-# Least pixels of the shorter side. A smaller image is enlarged by a whole factor.
+# Minimum length of the shorter side, in pixels. A smaller image is enlarged by an integer
+# factor.
 _LEAST = 400
 
 

@@ -148,7 +148,7 @@ def vote(similarities, labels, temperature: float | None):
     weights = (
       jnp.ones_like(s) if temperature is None else jnp.exp((s - s[0]) / temperature)
     )
-    # The total weight of the class of each neighbour.
+    # For each neighbour, the total weight of its class.
     sums = jnp.where(y[:, None] == y[None, :], weights, 0).sum(-1)
     return jnp.where(sums == sums.max(), y, jnp.iinfo(y.dtype).max).min()
 

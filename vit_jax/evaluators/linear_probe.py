@@ -34,7 +34,7 @@ class DataSet(probe.DataSet):
 class LinearProbe(probe.Probe):
   """Test accuracy of a linear classifier that is fitted to a train split.
 
-  The classifier is a multinomial logistic regression, see `logistic`. It is fitted with each
+  The classifier is a multinomial logistic regression, see `logistic`. It is fitted once per
   penalty. The penalty with the best accuracy on the validation split wins, or the strongest
   of equally good ones. The classifier is then fitted to train and validation together with
   that penalty, and tested. With a single penalty nothing is held out.

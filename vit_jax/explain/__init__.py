@@ -76,8 +76,8 @@ def attention_maps(
 def attention_distances(source, images: Iterable, *, batch_size: int = 8) -> np.ndarray:
   """Returns the attention distance of each head in each image: float32 [B, L, M].
 
-  See `attention.attention_distance`; pixels are those of the model's input. Takes the same
-  arguments as `attention_maps`.
+  See `attention.attention_distance`. A distance is in pixels of the model's input. The
+  arguments are those of `attention_maps`.
   """
   loaded = ensure_loaded(source)
   family, fields = loaded.model.family, loaded.model.fields()
@@ -147,7 +147,7 @@ def _number_of_classes(loaded) -> int:
   K = getattr(loaded.model, 'num_classes', None)
   if K is None or getattr(loaded.model.untuned, 'classifier', None) == 'none':
     raise UserError(
-      f'{loaded.source} has no logit per image and class to explain; rollout and '
-      'attention need none.'
+      f'{loaded.source} gives no class logits to explain. The methods rollout and '
+      'attention work without them.'
     )
   return K

@@ -38,7 +38,7 @@ def rollout(attention: jax.Array, fusion: str = 'mean', residual: bool = True):
 
 
 def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-  """Returns the relevance for a class of each input token, for each output token.
+  """Returns how relevant each input token is, by way of each output token, for one class.
 
   "Generic Attention-model Explainability" (arXiv 2103.15679, equations 5 and 6, for self
   attention): A_l is the mean over heads of the positive part of gradient times weight,
@@ -59,7 +59,10 @@ def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
 
 
 def positive_part(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-  """Returns the mean over heads of max(gradient x weight, 0): [..., M, N, S] -> [..., N, S]."""
+  """Returns the mean over heads of max(gradient x weight, 0).
+
+  Maps [..., M, N, S] to [..., N, S].
+  """
   a, g = (jnp.asarray(x, jnp.float32) for x in (attention, gradients))
   return jnp.maximum(a * g, 0).mean(-3)
 

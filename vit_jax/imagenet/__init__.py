@@ -22,7 +22,7 @@ from vit_jax.errors import choose
 LISTS = {
   # ILSVRC 2012.
   'imagenet1k': ('1', 1_000),
-  # Google's heads: ViT, AugReg, Mixer, BiT, FlexiViT.
+  # The classes of Google's published heads: ViT, AugReg, Mixer, BiT, FlexiViT.
   'imagenet21k': ('G', 21_843),
   # The release of autumn 2011.
   'imagenet22k': ('F', 21_841),

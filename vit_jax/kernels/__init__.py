@@ -31,7 +31,7 @@ _planned: list | None = None
 
 @contextlib.contextmanager
 def using(*kernels: str) -> Iterator[None]:
-  """While active: these kernels, and no others, are used by what is traced."""
+  """Context manager in which traced functions use these kernels and no others."""
   global _allowed
   before, _allowed = _allowed, frozenset(kernels)
   try:
@@ -68,7 +68,8 @@ def choose_by_platform(**branches: Callable) -> Callable:
   then traces and transposes it once for each shape.
 
   Args:
-    branches: by platform, and 'default', as for `lax.platform_dependent`.
+    branches: a function for each platform and for 'default', as
+      `lax.platform_dependent` takes them.
   """
   choice = functools.partial(lax.platform_dependent, **branches)
   return jax.checkpoint(choice, prevent_cse=False)

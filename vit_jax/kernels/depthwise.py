@@ -19,7 +19,7 @@ _BLOCK = 28
 
 
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
-  """Convolves every channel with its own filter: [B, H, W, C] -> [B, h, w, C].
+  """Convolves every channel with its own filter. Maps [B, H, W, C] to [B, h, w, C].
 
   It is `lax.conv_general_dilated` except on CPUs, where XLA runs that as a slow loop: a sum
   of 49 shifted maps takes less than a twentieth of the time of a 7 x 7 convolution, and its

@@ -149,7 +149,7 @@ def keep_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
   (benchmarks/NOTES.md). Fit for dropout, not for cryptography or for initial values.
 
   Args:
-    key: of any of JAX's generators.
+    key: a random key of any of JAX's generators.
     rate: in [0, 1), met to 2**-32.
     shape: that of the whole array, also where several devices share it.
   """

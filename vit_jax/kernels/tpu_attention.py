@@ -283,7 +283,7 @@ class _Sum:
 
   Attributes:
     ref: the block, [1, rows, lanes].
-    scale: factor of the sum.
+    scale: the number by which the sum is multiplied.
     total: None, or float32 [rows, lanes], the sum of earlier blocks of queries.
   """
 
@@ -292,7 +292,13 @@ class _Sum:
     self._columns: dict[int, jax.Array] = {}  # Incomplete registers, by first lane.
 
   def add(self, x, head: slice, span: slice):
-    """Adds a head's share of a span, zero on the channels of others."""
+    """Adds a head's part of the sum to a span of channels.
+
+    Args:
+      x: [rows, channels of the span], zero on the channels of other heads.
+      head: the channels of the head.
+      span: the channels that `x` covers.
+    """
     for start in range(span.start, span.stop, LANES):
       lanes = slice(start, min(start + LANES, span.stop))
       column = x[:, start - span.start : lanes.stop - span.start]

@@ -189,10 +189,15 @@ RESNET = dict(name='bit', blocks=[1, 1], width=32)
   {'model.patch_size': (8, 8), 'model.depth': 3, 'evals.transfer': _TRANSFER},
 )
 def data_size(config: dict) -> dict[str, dict]:
-  """Trains for the same steps on parts of the data; the paper has 9 to 300 million images."""
+  """Trains on parts of the data, for the same number of steps.
+
+  The paper's data sets have 9 to 300 million images.
+  """
   split = _split(config)
   if config.get('epochs') is not None:
-    raise ValueError('all its cells train for the same steps: --set steps=N')
+    raise ValueError(
+      'all its cells train for the same number of steps: replace epochs by --set steps=N'
+    )
   return {
     f'{name}-{share}pct': {'model': model, 'data.split': f'{split}[:{share}%]'}
     for name, model in (('vit', config['model']), ('resnet', RESNET))
@@ -270,7 +275,10 @@ def tune(config: dict) -> dict[str, dict]:
   'a ViT beside models of other families that cost as much', 'digits', _SHORT, (0, 1, 2)
 )
 def families(config: dict) -> dict[str, dict]:
-  """Compares families with the config's data, optimizer and steps, chosen for the ViT."""
+  """Compares families under the same data, optimizer and steps.
+
+  The config chooses these for the ViT.
+  """
   vit = config['model']
   common = {key: vit[key] for key in ('num_classes', 'dtype') if key in vit}
   others = {

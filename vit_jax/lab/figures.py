@@ -29,9 +29,9 @@ class Result(NamedTuple):
   recipe: str  # the config without the seed
   seed: int
   metric: str
-  value: float  # in per cent, if it is a share
+  value: float  # A share is in per cent.
   num_examples: int | None  # examples of its pre-training; None: unknown
-  exaflops: float | None  # of its pre-training; None: unknown
+  exaflops: float | None  # cost of its pre-training; None: unknown
 
 
 def read(folder: str, metric: str | None = None) -> Result:
@@ -127,7 +127,7 @@ def _add_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn:
 
   runs = [read(folder, args.metric) for folder in args.runs]
   if len(names := sorted({run.metric for run in runs})) > 1:
-    raise UserError(f'The runs report {names}: choose one, --metric NAME.')
+    raise UserError(f'The runs report {names}: choose one with --metric NAME.')
   notes, named = [], {}
   for run in runs:
     if x(run) is None:

@@ -216,7 +216,7 @@ class MaskedPatches:
           'model is fine-tuned'
         )
     H, W, C = spec['image'].shape[1:]
-    # In pixels of the image, also for hybrids.
+    # The patch size is in pixels of the image, even for hybrids.
     patch = family.stride(fields)
     self.patches = math.prod(n // s for n, s in zip((H, W), patch, strict=True))
     self.corrupted = round(rate * self.patches)

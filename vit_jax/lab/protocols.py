@@ -62,7 +62,7 @@ class Setting(NamedTuple):
   precrop: float | None
   batch_size: int
   changes: Mapping  # changes to the config of `finetune`
-  warmup: float  # as a share of the steps
+  warmup: float  # the share of the steps that are warmup
   # {config key: values}. The validation split chooses one combination.
   grid: Mapping[str, Sequence] = {}
   seeds: Sequence[int] = (0, 1, 2)
@@ -82,7 +82,8 @@ def paper(task: Task | Set, tune: dict) -> Setting:
   fifth of the steps, as in the reference code.
   """
   optim = dict(_SGD, lr=0.01, clip=1.0, schedule=dict(decay='cosine'))
-  optim['moment_dtype'] = 'bfloat16'  # as in configs/finetune.py
+  # configs/finetune.py has the same dtype.
+  optim['moment_dtype'] = 'bfloat16'
   return Setting(
     resolution=384,
     precrop=7 / 6,

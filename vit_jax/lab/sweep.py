@@ -179,11 +179,13 @@ def divide(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
   for key, texts in parse_values(assignments):
     if key == 'seed':
       if not all(text.isdigit() for text in texts):
-        raise UserError(f'seed={",".join(texts)}: expected whole numbers, seed=0,1,2')
+        raise UserError(
+          f'seed={",".join(texts)}: expected whole numbers, such as seed=0,1,2'
+        )
       seeds = list({int(text): None for text in texts})  # 0 and 00 are equal
     elif key == 'log.report':
       raise UserError(
-        f'--set {key}: the runs have no page, `vit_jax report` writes one.'
+        f'--set {key}: the runs of a sweep write no page: write one with `vit_jax report`.'
       )
     elif len(texts) == 1:
       common.append(f'{key}={texts[0]}')

@@ -84,7 +84,10 @@ class Mean(NamedTuple):
     return cls(statistics.fmean(values), std, len(values))
 
   def texts(self) -> tuple[str, str]:
-    """Returns the mean and the deviation as texts with two digits; '' if there is none."""
+    """Returns the mean and the standard deviation as texts with two decimal places.
+
+    The latter is '' if there is no deviation.
+    """
     return f'{self.mean:.2f}', '' if self.std is None else f'{self.std:.2f}'
 
   def text(self, percent: bool = True) -> str:

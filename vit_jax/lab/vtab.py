@@ -103,7 +103,7 @@ def read_model(source: str) -> dict:
 
 
 def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.Grid:
-  """Plans the grid of a task in a folder of `out`; checks all that needs no data."""
+  """Plans the grid of a task in a folder of `out`; makes all checks that need no data."""
   benchmark, task = args.benchmark, args.benchmark.tasks[name]
   several, common, seeds = sweep.divide(args.set)
   own = {assignment.partition('=')[0] for assignment in common}

@@ -44,8 +44,8 @@ class Family:
       up to the block's number; `layer`, that number, absent where a scan has stacked
       the layers in a leading axis; and `stage`, where there are several.
     before: parameters before the first block; those that match neither follow the last.
-    transitions: parameters between two stages, with the group `stage`: they belong to
-      the stage that they lead to.
+    transitions: regex of the parameters between two stages. They count as part of the
+      stage that they lead to, which its named group `stage` gives.
     matrices: ((regex, (input axes, output axes)), ...): parameters of blocks that act
       as matrices, axes counted from the end.
     branch_ends: modules whose output is the last branch of a block.
@@ -63,8 +63,8 @@ class Family:
     stride: fields -> pixels per position of the last features, down and across.
     any_size: fields -> whether one set of parameters serves images of any size.
     published: ((regex, function), ...): names that others publish models under; the
-      function of the regex's groups returns (variant or None, fields), or None for no
-      such name. A tag behind a dot has been cut off.
+      function takes the regex's groups and returns (variant or None, fields), or None if
+      there is no such name. The names come without the tag after their dot.
     tiny: fields of models that run in milliseconds and have every part, for tests.
     outputs: a model's outputs beside `out`: 'classes', logits [B, K]; 'maps', {name:
       [B, h, w, C]}; 'pixels', logits [B, H, W, K]; 'boxes', {'logits': [B, Q, K + 1],
@@ -157,7 +157,7 @@ class Family:
     stacked parameter it is the range of its layers' depths.
 
     Args:
-      shapes: of all parameters of one model, or of the part that is trained.
+      shapes: the shapes of all parameters of one model, or of its trained parameters.
     """
     blocks = {}
     for name, shape in shapes.items():
@@ -244,7 +244,7 @@ class Model(nn.Module):
 
   @nn.nowrap
   def inputs(self, image_shape: tuple[int, int, int], batch: int = 1):
-    """Returns the shapes of the inputs: [batch, H, W, C], or {name: [batch, h, w, C]}.
+    """Returns the shapes of the inputs, [batch, H, W, C] or {name: [batch, h, w, C]}.
 
     Args:
       image_shape: (H, W, C) of the images; a model without a backbone takes maps of them.

@@ -121,8 +121,9 @@ class PoolingAttention(nn.Module):
     """Maps [B, N, D], the last h w of them a map (h, w), to [B, n, width].
 
     Args:
-      window: side of the windows of the map within which tokens attend, cut after pooling
-        and padded with zeros; there are no tokens before the map then. 0: none.
+      window: side of the windows within which the map's tokens attend; 0: no windows. The
+        windows are cut after pooling, and the map is padded with zeros. No tokens may
+        stand before a map with windows.
     """
     heads = (self.num_heads, self.width // self.num_heads)
     dense = functools.partial(
@@ -162,7 +163,7 @@ class PoolingAttention(nn.Module):
 
 
 class Block(nn.Module):
-  """Pooling attention and an MLP, both residual: [B, N, C] -> [B, n, width].
+  """Pooling attention and an MLP, both residual. Maps [B, N, C] to [B, n, width].
 
   Where a branch changes the width, its shortcut is projected from the normed input.
   """
@@ -211,7 +212,7 @@ class Block(nn.Module):
 
 
 class Stem(nn.Module):
-  """A convolution of 7 x 7 with a stride of 4: [B, H, W, C] -> [B, h, w, width]."""
+  """A 7 x 7 convolution with stride 4. Maps [B, H, W, C] to [B, h, w, width]."""
 
   width: int
   dtype: jnp.dtype
@@ -252,7 +253,7 @@ class MViT(Classifier):
   # blocks of all but the first stage have none, and twice the stride of keys and values
   # but in the last stage (detectron2).
   window: int | None = None
-  # A norm on the map of each stage, and none behind the last: for detectors.
+  # For detectors: a norm on the map of each stage instead of one after the last stage.
   map_norms: bool = False
 
   @nn.compact

@@ -97,7 +97,7 @@ class Block(nn.Module):
     """Maps [B, H, W, C] to [B, H / strides, W / strides, width].
 
     Args:
-      dilation: of the first convolution of 3x3, and of the one behind it.
+      dilation: dilations of the first 3x3 convolution and of those after it.
     """
 
     def layer(x, part, width, size=1, strides=1, dilation=1, **options):

@@ -70,7 +70,7 @@ def variant(name: str) -> dict:
 
 
 class Block(nn.Module):
-  """Attention within windows and an MLP, both residual: [B, H, W, C] -> the same.
+  """Attention within windows and an MLP, both residual; keeps the shape [B, H, W, C].
 
   Each branch begins with a norm in V1, and ends with one in V2.
   """
@@ -145,7 +145,7 @@ class Merge(nn.Module):
 
 
 class Stem(nn.Module):
-  """Patches, then norm: [B, H, W, C] -> [B, h, w, width]."""
+  """Embeds patches, then normalizes them. Maps [B, H, W, C] to [B, h, w, width]."""
 
   width: int
   patch_size: tuple[int, int]
@@ -177,7 +177,7 @@ class Swin(Classifier):
   mlp_ratio: float = 4.0
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  # A norm on the map of each stage, and none behind the last: for detectors.
+  # For detectors: a norm on the map of each stage instead of one after the last stage.
   map_norms: bool = False
 
   @nn.compact

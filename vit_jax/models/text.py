@@ -50,13 +50,13 @@ class TextTransformer(nn.Module):
   depth: int = 12
   mlp_dim: int = 2048
   num_heads: int = 8
-  # causal: a token attends to itself and those before it; none: to all, also to padding.
+  # causal: a token attends to itself and to those before it; none: to all, even to padding.
   mask: Literal['causal', 'none'] = 'causal'
   # eot: the token that ends the text; last: the last position.
   pooling: Literal['eot', 'last'] = 'eot'
   eos: int | None = None  # id of that token; None: the largest id of a text
   outputs: int | None = 512  # width of the projection; None: no projection
-  head_bias: bool = False  # whether the projection has one
+  head_bias: bool = False  # whether the projection has a bias
   act: str = 'gelu_erf'
   norm_eps: float = 1e-5
   dtype: jnp.dtype = jnp.float32  # the body's, as in `models.base.Classifier`
@@ -119,7 +119,8 @@ class TwoTowers(nn.Module):
 
   def setup(self):
     start = nn.initializers.constant
-    scale = math.log(10 if self.bias else 1 / 0.07)  # as SigLIP and CLIP start
+    # The initial values of SigLIP, which has a bias, and of CLIP.
+    scale = math.log(10 if self.bias else 1 / 0.07)
     self.logit_scale = self.param('logit_scale', start(scale), ())
     self.logit_bias = self.param('logit_bias', start(-10), ()) if self.bias else 0.0
 

@@ -38,7 +38,7 @@ def param(
   takes half of the time of tracing a ViT. Here the shape is compared with `shape`.
 
   Args:
-    init: makes the array from a key.
+    init: a function that makes the array from a random key.
 
   Raises:
     flax.errors.ScopeParamShapeError: the parameter has another shape.
@@ -174,11 +174,12 @@ def group_norm(
 
 
 class MlpBlock(nn.Module):
-  """Dense, activation, dropout, Dense: [..., D] -> [..., outputs or D].
+  """Dense, activation, dropout, Dense. Maps [..., D] to [..., outputs or D].
 
   Attributes:
-    gated: multiplies the first Dense by act(gate(x)) instead (arXiv 2002.05202).
-    norm: makes a norm, given `name`, before the last Dense; None: there is none.
+    gated: whether the hidden layer is Dense(x) act(gate(x)) (arXiv 2002.05202), not
+      act(Dense(x)).
+    norm: a function of `name` that makes a norm before the last Dense; None: no norm.
   """
 
   hidden: int
@@ -217,9 +218,9 @@ class MultiHeadDotProductAttention(nn.Module):
     biases: projections with a bias. That of keys cancels in the softmax of plain products.
     kv_heads: heads of keys and values, each of which M / kv_heads queries share
       (arXiv 2305.13245); None: M.
-    qk_norm: makes a norm of each head's queries and keys (arXiv 2302.05442), given
-      `name`; None: there is none.
-    norm: makes a norm before the last projection, given `name`; None: there is none.
+    qk_norm: a function of `name` that makes a norm of each head's queries or keys
+      (arXiv 2302.05442); None: no norm.
+    norm: a function of `name` that makes a norm before the last projection; None: no norm.
   """
 
   num_heads: int
@@ -388,7 +389,7 @@ class PatchEmbedding(nn.Module):
 
 
 def crop_to_patches(images, patch_size: tuple[int, int]):
-  """Cuts off the pixels behind the last whole patch, as big_vision and timm do.
+  """Cuts off the pixels beyond the last whole patch, as big_vision and timm do.
 
   SigLIP's patches of 14 pixels read 378 of 384. One patch always remains: `PatchEmbedding`
   then raises an error for smaller images.

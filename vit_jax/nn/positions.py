@@ -12,8 +12,13 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-ADDED = ('learn', 'learn2d', 'sincos2d')  # added to tokens
-IN_ATTENTION = ('relative', 'rotary')  # in queries and keys, in every block
+ADDED = (
+  'learn',
+  'learn2d',
+  'sincos2d',
+)  # Position embeddings that are added to tokens.
+# Position embeddings that act on queries and keys in every block.
+IN_ATTENTION = ('relative', 'rotary')
 POSEMBS = (*ADDED, *IN_ATTENTION, 'none')
 WHERE = ('stem', 'every', 'shared')
 TOKENS = ('prefix', 'cls', 'patches')
@@ -110,7 +115,8 @@ class RelativePositions(nn.Module):
     check_rows(self, 'pos_embedding', 2 * S - 1, axis=-2, grid=self.grid, other=other)
     init = nn.initializers.normal(std)
     table = self.param('pos_embedding', init, (2 * S - 1, Dh))
-    offsets = np.arange(N)[:, None] - np.arange(S) + S - 1  # from 0
+    # Shifted, so that the smallest offset is row 0.
+    offsets = np.arange(N)[:, None] - np.arange(S) + S - 1
     rows = jnp.take(table.astype(query.dtype), offsets, axis=-2)  # [N, S, Dh]
     bias = jnp.einsum(
       'bnmd,nsd->bmns',
@@ -229,7 +235,7 @@ def sine_of_mask(
 
 
 class Kind(NamedTuple):
-  """How published models rotate queries and keys by the places of their patches.
+  """The way in which published models rotate queries and keys by patch positions.
 
   RoFormer (arXiv 2104.09864, equation 15) along both axes of the image. Tokens before the
   patches are not rotated.
@@ -261,16 +267,19 @@ ROPES = {
 
 
 class Rope(nn.Module):
-  """Rotates queries and keys by the places of their patches in a grid.
+  """Rotates queries and keys by the positions of their patches in a grid.
 
   Attributes:
     kind: one of ROPES. 'mixed' has parameters `frequencies` [2, M, Dh / 2].
     grid: (h, w) of the last h * w tokens.
     base: None: the kind's own; or all Dh / 4 periods.
-    reference: the grid (h, w) that places of 'eva' and 'pe' are scaled to, or None.
-    first: the number of the first row and column; 'pe' counts from 1 behind a class token.
-    augment: (shift, jitter, rescale) of the places of 'dinov3' in training, or None.
-    train: whether places are augmented.
+    reference: the grid (h, w) to whose size the kinds 'eva' and 'pe' scale positions, or
+      None.
+    first: the number of the first row and column; 'pe' counts from 1 if there is a class
+      token.
+    augment: (shift, jitter, rescale), the augmentation of the positions of 'dinov3' in
+      training, or None.
+    train: whether positions are augmented.
   """
 
   kind: str

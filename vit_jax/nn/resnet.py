@@ -151,7 +151,7 @@ def trunk(images, blocks: tuple[int, ...], width: int, *, remat: str, dtype):
     images: [B, H, W, C].
     blocks: units per stage; () for the root alone.
     width: channels of the root convolution; stage i has 4 width 2^(i-1).
-    remat: of the units, see `nn.stack`.
+    remat: rematerialization of the units, see `nn.stack`.
 
   Returns:
     (x [B, h, w, C], {'root': [B, H / 4, W / 4, width], 'stage1': [B, h, w, C], ...}).

@@ -85,7 +85,8 @@ def stack(
   """Runs a stage of equal residual blocks, from within a compact module.
 
   Args:
-    block: makes a module, `block(name=)`, with `__call__(x, rate, train=) -> x`.
+    block: a function `block(name=)` that makes a module with
+      `__call__(x, rate, train=) -> x`.
     x: [B, ..., D].
     name: name of the parameters: `{name}_0`, ...; scanned: `name`, with an axis [L] first.
     rates: rates of stochastic depth of the L blocks.

@@ -33,11 +33,11 @@ def pad(x, multiple: Pair):
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-  """The cut of a map [B, H, W, C] into windows, after padding and a circular shift.
+  """Cuts a map [B, H, W, C] into windows, after padding and a circular shift.
 
   Attributes:
-    map: (H, W).
-    window: (h, w) of a window.
+    map: (H, W), the size of the map.
+    window: (h, w), the size of a window.
     shift: (down, across), the offset of the windows from the tiles of an unshifted map.
     pad_first: whether a map that windows do not tile is padded and then shifted, or
       shifted and then padded: zeros come to lie elsewhere.
@@ -63,7 +63,7 @@ class Windows:
     return x.reshape(-1, h * w, x.shape[-1])
 
   def join(self, x):
-    """The inverse of `cut`: [B n, h w, C] to [B, H, W, C], what was padded left out."""
+    """The inverse of `cut`, without the padding. Maps [B n, h w, C] to [B, H, W, C]."""
     (rows, columns), (h, w) = self.grid, self.window
     x = x.reshape(-1, rows, columns, h, w, x.shape[-1]).swapaxes(2, 3)
     x = x.reshape(-1, rows * h, columns * w, x.shape[-1])
@@ -97,7 +97,8 @@ class Windows:
       return 0.0
     sides = []
     for count, window, shift in zip(self.grid, self.window, self.shift, strict=True):
-      # The last window has two parts: the last rows, and the first ones behind them.
+      # The last window has two parts: the last rows of the map, then its first rows, which
+      # the circular shift has moved there.
       side = np.zeros((count, window), int)
       side[-1, window - shift :] = 1
       sides.append(side)
@@ -115,7 +116,7 @@ def windows_of(map, side: int, shift: int, borders: str) -> Windows:
   """Returns how a map (H, W) is cut into windows of up to side x side.
 
   Args:
-    shift: of the windows, where there are several.
+    shift: the shift of the windows, if there are several.
     borders: one of BORDERS.
   """
   if borders == 'shift_pad':
@@ -130,7 +131,7 @@ def windows_of(map, side: int, shift: int, borders: str) -> Windows:
 
 
 def offsets(window: Pair) -> np.ndarray:
-  """Returns int [h w, h w, 2]: by how many rows and columns a query lies behind a key."""
+  """Returns the offsets of queries from keys in rows and columns, int [h w, h w, 2]."""
   places = np.stack(np.meshgrid(*map(np.arange, window), indexing='ij'), -1)
   places = places.reshape(-1, 2)
   return places[:, None] - places
@@ -190,13 +191,13 @@ class CosineBias(nn.Module):
     offsets = np.sign(offsets) * np.log2(np.abs(offsets) + 1) / np.log2(8)
     x = Dense(512, kernel_init=_INIT, name='Dense_0')(offsets.astype(np.float32))
     x = Dense(M, use_bias=False, kernel_init=_INIT, name='Dense_1')(nn.relu(x))
-    # Less 8, which softmax does not see, so that 0 is neutral: the bias of tokens that
-    # were added to a window and have no place in it.
+    # Subtracting 8 does not change the softmax. It centres the biases on 0, the bias of
+    # extra tokens, which have no position in the window.
     return query, key, 16 * nn.sigmoid(from_table(x, window)) - 8
 
 
 def _unit(x, scale):
-  """Returns vectors of length `scale`, computed in float32, zeros where they are zero."""
+  """Rescales vectors to length `scale`, in float32; zero vectors stay zero."""
   wide = x.astype(jnp.float32)
   squares = (wide * wide).sum(-1, keepdims=True)
   nonzero = squares > 1e-24  # a padded key is zero: its derivatives are, not infinite

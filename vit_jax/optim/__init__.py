@@ -76,8 +76,10 @@ def build(
       'adafactor'.
     schedule: arguments of `make_schedule`, default {'decay': 'cosine'}.
     wd: decoupled weight decay, multiplied by the learning rate.
-    wd_rules: (regex, factor of the weight decay) on parameter paths; the first match wins.
-    lr_rules: (regex, factor of the learning rate), factors above 0. By default 1 for all.
+    wd_rules: (regex, factor): multiplies the weight decay of parameters whose path matches;
+      the first match wins.
+    lr_rules: (regex, factor): multiplies the learning rate in the same way. Factors are
+      above 0, and 1 by default.
     layer_decay: layer-wise learning-rate decay, see `multipliers.layer_factors`.
     clip: largest global norm of the gradient; larger ones are scaled down to it.
     ema: decay of an exponential moving average of the parameters (Polyak averaging;

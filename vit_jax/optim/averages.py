@@ -55,7 +55,7 @@ def swa(
 
   def update(average, params, step):
     count = (step + 1 >= ends).sum()
-    # There is no average yet: follow the parameters.
+    # While there is no average yet, follow the parameters.
     follow = count == 0
     take = (step + 1 == ends).any()
     share = jnp.where(follow, 1.0, jnp.where(take, 1.0 / jnp.maximum(count, 1), 0.0))

@@ -11,7 +11,7 @@ import optax
 
 from vit_jax import trees
 
-# Decays kernels only: no biases, norms, tokens or position embeddings (as big_vision).
+# Decays kernels only, as big_vision does: no biases, norms, tokens or position embeddings.
 WD_RULES = (('.*/kernel', 1.0), ('.*', 0.0))
 
 

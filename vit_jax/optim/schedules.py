@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 
 # Each of these returns a function of the progress in [0, 1] and the number of steps since
-# warmup. The function returns the factor of the peak rate.
+# warmup. The function returns the factor by which the peak rate is multiplied.
 
 _Steps = Annotated[int, Range(0, INT32)]
 _Part = Annotated[float, Range(0, 1, '(]', 'of the decay')]
@@ -79,8 +79,8 @@ def make_schedule(
       decay. 'constant' does not fall.
     warmup: number of steps in which the rate rises linearly from 0.
     cooldown: number of last steps in which the rate is also multiplied by a line to 0.
-    staircase: the number of times that the rate changes, at equal distances, as with a rate
-      that is set once an epoch; None: at every step. For cosine and linear.
+    staircase: the number of equal intervals in which the rate is constant, such as epochs;
+      None: the rate changes at every step. For cosine and linear.
     decay_until: the fraction of the decay after which the rate stays constant. For cosine
       and linear.
     **options: options of the decay: `end`, `timescale`, or `at` and `factor`.

@@ -67,10 +67,13 @@ class Mixing:
 
 
 def _mixup(rng, alpha: float, shape, images):
-  """Returns (share of the label, share of each pixel): [n], [n, H, W, 1].
+  """Returns the weights of each example in its mixture.
 
-  lambda ~ Beta(alpha, alpha) (arXiv 1710.09412, equation 2). The share is the larger of
-  lambda and 1 - lambda, so that each example stays the main part of its row (as big_vision).
+  They are [n] for its label and [n, H, W, 1] for its pixels.
+
+  lambda ~ Beta(alpha, alpha) (arXiv 1710.09412, equation 2). The weight is the larger of
+  lambda and 1 - lambda, as in big_vision, so that each example stays the main part of its
+  row.
   """
   share = jax.random.beta(rng, alpha, alpha, shape)
   share = jnp.maximum(share, 1 - share)
@@ -78,11 +81,13 @@ def _mixup(rng, alpha: float, shape, images):
 
 
 def _cutmix(rng, alpha: float, shape, images):
-  """Returns (share of the label, mask of the pixels to keep): [n], [n, H, W, 1].
+  """Returns the weights of each example in its mixture.
+
+  They are [n] for its label and [n, H, W, 1] for its pixels: 1 for those to keep, else 0.
 
   The box to replace has 1 - lambda of the area and the proportions of the image. Its centre
-  is uniform, and it is clipped at the border. The share of the label is the area that is left
-  (arXiv 1905.04899, section 3.1 and the authors' code).
+  is uniform, and it is clipped at the border. The weight of the label is the share of the
+  area that is kept (arXiv 1905.04899, section 3.1 and the authors' code).
   """
   height, width = images.shape[1:3]
   box_rng, y_rng, x_rng = jax.random.split(rng, 3)

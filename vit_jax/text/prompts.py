@@ -50,7 +50,9 @@ def labels(text: str) -> list[str]:
   """Parses classes, 'a cat,a dog', or reads them from a file with one class per line."""
   names = [part.strip() for part in _lines(text) or text.split(',')]
   if not all(names) or len({*names}) < len(names):
-    raise UserError(f'Labels {text!r}: expected several, by commas, none twice.')
+    raise UserError(
+      f'Labels {text!r}: expected labels separated by commas, without duplicates.'
+    )
   return names
 
 

@@ -144,7 +144,7 @@ class Parts:
     return True
 
   def add(self, paths: list[str], rows: dict[str, np.ndarray]) -> None:
-    """Adds images with their rows, {layer: [n, D] or maps [n, h, w, D]}."""
+    """Adds images and their rows. `rows` is {layer: [n, D] or maps [n, h, w, D]}."""
     if paths:
       self.done.update(paths)
       self._waiting.append(self._table(paths, rows))

@@ -72,7 +72,7 @@ def evaluations(args: argparse.Namespace, types: tuple[str, ...]) -> tuple[dict,
 
 
 def predictor(loaded, mesh) -> tuple:
-  """Returns the (predict, variables on the mesh) that an evaluator of classes takes."""
+  """Returns the arguments of a classification evaluator: (predict, variables on the mesh)."""
   import jax
 
   from vit_jax import sharding

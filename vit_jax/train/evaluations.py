@@ -19,9 +19,9 @@ from vit_jax.train.state import State
 class Evaluation:
   """One entry of the config's section `evals`."""
 
-  evaluator: Any  # see vit_jax.evaluators
+  evaluator: Any  # an evaluator, see `vit_jax.evaluators`
   every: int | None  # steps; None: at the end only
-  use_ema: bool  # evaluates the average of the parameters
+  use_ema: bool  # whether to evaluate the average of the parameters
 
   def is_due(self, step: int, total_steps: int) -> bool:
     """Whether it follows this many steps."""

@@ -153,7 +153,7 @@ _until_exit = contextlib.ExitStack()
 
 @contextlib.contextmanager
 def watch_peers() -> Iterator[None]:
-  """While active: when a peer process dies, prints one line and exits with code 75.
+  """Context manager that prints a line and exits with code 75 when a peer process dies.
 
   Enter it before `distributed.start`.
   """
@@ -182,7 +182,10 @@ def settle(error: Exception) -> None:
 
 
 def reason_of_abort(log: str) -> str | None:
-  """Returns the reason in JAX's last page; None if the page is not about other processes."""
+  """Returns why JAX aborted, from its last fatal message in the log.
+
+  None if that message is not about other processes.
+  """
   _, fatal, page = log.rpartition(_FATAL)
   matches = ((re.search(regex, page), reason) for regex, reason in _REASONS)
   return next(m.expand(reason) for m, reason in matches if m) if fatal else None

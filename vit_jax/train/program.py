@@ -1,4 +1,4 @@
-"""The program `vit_jax train`, also for tools that train: arguments, run and exit code.
+"""The program `vit_jax train`: arguments, run and exit code. Tools that train use it too.
 
 It is quick to import, so that a bad command line ends at once.
 """
@@ -135,7 +135,7 @@ def train(
     # The config of a user may not know the word `debug`.
     with contextlib.suppress(Exception):
       if config_lib.load(debug)['data']['source'] != config['data']['source']:
-        # There is no full stop after a command, because it would be copied too.
+        # The text ends without a full stop, because that would be copied with the command.
         text = (
           f'{text.rstrip(".")}. Meanwhile, the same recipe, shrunk, on bundled data: '
           f'vit_jax train --config={debug}'

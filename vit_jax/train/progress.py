@@ -223,7 +223,7 @@ def summary(
 def _program(name: str) -> str:
   """Returns the command that calls a program of this environment from this folder."""
   ours = Path(sys.executable).with_name(name)
-  # True for vit_jax if it runs without an install.
+  # A vit_jax that runs without being installed has no such program.
   if not ours.exists() and not shutil.which(name):
     return f'{_program("python")} -m {name}'
   activated = shutil.which(name) == str(ours) or not ours.exists()

@@ -57,7 +57,8 @@ def train(
     enter = stack.enter_context
     enter(folder.explain_errors(workdir))
     existed = files.path(workdir).exists()
-    stop = enter(StopSignal())  # before there is a folder to leave behind
+    # It is entered first: a signal that comes later does not leave an empty folder.
+    stop = enter(StopSignal())
     workdir = enter(folder.lock(workdir))
     enter(folder.remove_unless_begun(workdir, existed, stop))
     _check_files(workdir)
@@ -242,8 +243,9 @@ def _read_weights(header, model, config, frozen) -> dict:
   """Returns {name: array} of the variables that a run takes from its weights.
 
   Args:
-    header: of the weights that it starts from. None: there are none, or it resumes: then
-      they are opened again if any parameters are frozen, which checkpoints do not hold.
+    header: the header of the weights that the run starts from; None if it starts from
+      none, or if it resumes. A resumed run opens its weights again if some parameters are
+      frozen, because checkpoints do not hold these.
 
   Raises:
     UserError: for frozen parameters that the weights do not provide.

@@ -102,7 +102,7 @@ def sections(
 
   Args:
     model: {}: the weights tell it. weights: {}: from scratch.
-    mesh, sharding: by default all devices share the batch; nothing else is split while
+    mesh, sharding: by default all devices share the batch. Nothing else is split while
       mesh.fsdp is 1.
     kernels: 'auto': the fused kernels that prove themselves on the device at hand.
     max_bad_steps: non-finite steps in a row before the run gives up.
@@ -207,7 +207,7 @@ def fill_model(config: dict, inferred: dict) -> dict:
 
 
 def _merge_keys(own: dict, inferred: dict) -> dict:
-  """Merges inferred keys into a section; the user's keys win, also in a backbone."""
+  """Merges inferred keys into a section and its backbone; the user's keys win."""
   both = [x.get('backbone') for x in (own, inferred)]
   inside = {'backbone': _merge_keys(*both)} if all(both) else {}
   return {**inferred, **own, **inside}

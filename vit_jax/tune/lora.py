@@ -28,7 +28,7 @@ class Lora(Method):
 
   Attributes:
     rank: the rank of A [inputs, rank] and B [rank, outputs].
-    alpha: A B is multiplied by alpha / rank.
+    alpha: the product A B is multiplied by alpha / rank.
     layers: regexes that match the names of kernels in full. By default the kernels of query
       and value, or every kernel of the blocks in a model that has none of these. The kernel
       of a convolution [h, w, C, K] counts as a matrix [h w C, K]; where the layer
@@ -92,7 +92,7 @@ class LowRank(Addition):
 
   Attributes:
     places: (path of the layer, inputs, outputs) of each kernel.
-    scale: the factor of the product.
+    scale: the factor by which the product A B is multiplied.
   """
 
   places: tuple[tuple[str, int, int], ...]

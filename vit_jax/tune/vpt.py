@@ -223,7 +223,7 @@ class Prompts(Addition):
     return jnp.concatenate([x[:, :first], prompts, x[:, first:]], axis=1)
 
   def _remove(self, x):
-    """Removes the prompts from tokens [B, N or N + p, D], if there are any: [B, N, D]."""
+    """Removes the prompts, if there are any, from tokens [B, N or N + p, D]."""
     first, more = self.places.first, x.shape[1] - self.places.tokens
     return jnp.concatenate([x[:, :first], x[:, first + more :]], axis=1) if more else x
 

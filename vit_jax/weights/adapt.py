@@ -181,7 +181,7 @@ def unstack(flat: Arrays, family: Family) -> Arrays:
 # -- a source and a model ---------------------------------------------------------------
 
 # (family of the weights, family of a model that can start from them) -> function
-# `(source, model, resize)`, which returns as `_start_from`.
+# `(source, model, resize)`, which returns the same as `_start_from`.
 STARTS = Registry('start', {})
 
 
@@ -228,7 +228,8 @@ def fit(
   Names are those of `trees.flatten_variables`; those in `report.reinitialized` are left out.
 
   Args:
-    source: of the same model, or of one that this model can start from, see `_start_from`.
+    source: weights of the same model, or of one that this model can start from, see
+      `_start_from`.
     skip: regexes of parameters that keep their initial values. A head with another number
       of classes always does.
     resize: the method for position embeddings, see RESIZERS.
@@ -268,7 +269,7 @@ def check_finite(arrays: Arrays) -> None:
   """Raises ValueError for parameters that hold NaN or infinity."""
   if odd := [name for name, x in arrays.items() if not np.isfinite(x).all()]:
     names = _format_names({'NaN or infinity in': odd}, 3)[0]
-    raise ValueError(f'{names}: take other weights, or skip={odd[:1]}')
+    raise ValueError(f'{names}: take other weights, or pass skip={odd[:1]}')
 
 
 def merge(
@@ -296,7 +297,9 @@ def merge(
   problems = {'only in the model': missing, 'only in the source': extra}
   problems = _format_names({**problems, 'shapes that differ': differ}, 3)
   if problems:
-    raise ValueError(f"{'; '.join(problems)}: change the model, or skip=['head/.*']")
+    raise ValueError(
+      f"{'; '.join(problems)}: change the model, or pass skip=['head/.*']"
+    )
   reinitialized = [n for n in shapes if is_skipped(n)]
   unused = [n for n in arrays if is_skipped(n)]
   return taken, Merge(list(taken), reinitialized, unused, [])

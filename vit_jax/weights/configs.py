@@ -151,7 +151,7 @@ def hf_facts(config: dict, fields: dict, size, processor: dict | None = None) ->
   """Reads what all configs of transformers have in common.
 
   Args:
-    processor: stands for the preprocessor_config.json of a folder without one.
+    processor: used instead of preprocessor_config.json if the folder has no such file.
   """
   labels = section(config, 'id2label')
   names = texts([labels[key] for key in sorted(labels, key=int)])
@@ -182,7 +182,7 @@ def require(config: dict, expected: dict, what: str) -> None:
 
   Args:
     expected: {key: the one supported value}. An absent key is fine.
-    what: names the model in the error.
+    what: the name of the model in the error.
   """
   for key, value in expected.items():
     if config.get(key, value) != value:

@@ -41,7 +41,8 @@ _NOT_PARAMETERS = re.compile(
   r'(.*\.)?(num_batches_tracked|position_ids|relative_position_index|attn_mask'
   r'|relative_coords_table)|.*embeddings\.mask_token'
 )
-_LARGEST_NUMBER = 9_999  # in a name: far beyond every published model
+# Largest number in the name of a model, far beyond that of every published model.
+_LARGEST_NUMBER = 9_999
 
 # Fields for training alone, and those that change only the precision of outputs: the formats
 # of others have no place for them. Any other field must survive a file.
@@ -63,7 +64,8 @@ class Writer:
     rules: `(parameters, fields) -> table`; None: the table that reads such a file.
     buffers: `(parameters, fields) -> arrays`, further arrays that the publisher's code
       demands.
-    alike: fields that are read again with another value, and compute the same.
+    alike: fields that may have another value after writing and reading, without a change
+      in what the model computes.
   """
 
   config: Callable[[Fields, tuple[int, int], list[str] | None], dict]

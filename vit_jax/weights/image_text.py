@@ -36,7 +36,10 @@ class ImageText(Loaded):
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer.Tokenizer:
-    """Texts to ids [T, N], by the vocabulary beside the weights."""
+    """The tokenizer, which maps texts to ids [T, N].
+
+    Its vocabulary is stored beside the weights.
+    """
     return tokenizer.read(self.folder, self.rules)
 
   @functools.cached_property

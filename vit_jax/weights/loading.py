@@ -41,8 +41,9 @@ def load(
     resize: how, one of `weights.adapt.RESIZERS`; by default as the code that the source
       is written for: other methods move tokens by up to a tenth.
     skip: regexes of parameters to initialise afresh instead of taking them.
-    ema: takes the averaged parameters of a run.
-    weights: where the parameters are that a run did not train, if they have moved.
+    ema: whether to take the averaged parameters of a run.
+    weights: the new location of the parameters that a run did not train, if they have
+      moved.
     tune: what to add to the model, a `tune` section such as {'method': 'lora', 'rank': 4},
       whose parameters start as in training; or a file by `convert RUN FILE --tuned_only`,
       tuned on these weights: model, classes and image size are then those of that run.

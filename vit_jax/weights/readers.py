@@ -189,7 +189,7 @@ class _OfNumPy(pickle.Unpickler):
   """Makes arrays, numbers, texts and their containers, and calls nothing else."""
 
   def find_class(self, module, name):
-    module = module.replace('numpy.core', 'numpy._core')  # before NumPy 2
+    module = module.replace('numpy.core', 'numpy._core')  # The name before NumPy 2.
     if (module, name) in {
       ('numpy', 'ndarray'),
       ('numpy', 'dtype'),
@@ -226,7 +226,7 @@ def _unwrap(saved):
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
-  """Returns the arrays of a pickle, without what training keeps beside them."""
+  """Returns the model's arrays in a pickle, without the optimizer's state and the like."""
   zipped = zipfile.is_zipfile(path)
   if not zipped and (arrays := _read_pickle(path)) is not None:
     return arrays

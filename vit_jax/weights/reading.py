@@ -135,7 +135,7 @@ class _FileHeader(Header):
 
   arrays: Mapping  # the model's, under the file's names
   table: Table  # renames them
-  shapes: dict[str, tuple[int, ...]]  # of the parameters, under our names
+  shapes: dict[str, tuple[int, ...]]  # shapes of the parameters, under our names
   unused: list[str]  # names of the other arrays
   text: families_text.TextArrays | None  # the arrays of a text tower
 

@@ -58,7 +58,9 @@ def nest_rules(rules: Iterable[Rule], theirs: str = '', ours: str = '') -> Table
 
 
 def respell(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
-  """Returns rules for other spellings of the file's names, which are only loaded.
+  """Returns rules for other spellings of the file's names.
+
+  They are used for loading only, never for writing.
 
   Args:
     changes: pairs of a regex and its replacement, applied in order.

@@ -49,7 +49,7 @@ class _RunHeader(Header):
 
   folder: Path
   config: dict
-  model: Any  # without the fields that the caller changes
+  model: Any  # the model, before the caller's changes to its fields
   which: str | None  # the text after the @
   ema: bool
   weights: str | None  # where the frozen parameters are, if they have moved
@@ -152,7 +152,8 @@ def _restore_newest(folder, steps: list[int], restore: Callable) -> tuple[int, d
       if step != steps[-1]:
         distributed.say(f'{folder}: step {steps[-1]} is damaged; using step {step}')
       return step, variables
-  return None, restore(None)  # raises, with what is wrong with each
+  # No checkpoint is usable. This raises the error that says what is wrong with each.
+  return None, restore(None)
 
 
 def read_pipeline(config: dict) -> str | None:

@@ -16,7 +16,7 @@ from vit_jax.errors import UserError, one_line
 class Header(abc.ABC):
   """What a file or a run says about its weights, without their arrays."""
 
-  source: str  # as the user wrote it
+  source: str  # the user's text
   # google, big_vision, timm, hf, bit, authors, open_clip, detectron2, or run
   format: str
   family: str  # a key of `models.MODELS`

@@ -133,7 +133,7 @@ def _settings(fields: dict, kind: str, usual: dict) -> dict[str, dict]:
     ratio['swiglu_align_to'] = 0
 
   def own(values: dict) -> dict:
-    """Renames options to those of this class, and drops the ones it lacks."""
+    """Renames options to those of the timm class, and drops the ones that it lacks."""
     return {names[k]: v for k, v in values.items() if k in names}
 
   norms, final = fields['extra_norms'], fields['final_norm']

@@ -22,7 +22,8 @@ from vit_jax.weights import readers
 from vit_jax.weights.adapt import check_finite, fit
 from vit_jax.weights.source import Source, name_source
 
-KEY = 'vit_jax_tuned'  # the key of the record in the config of such a file
+# The key of the record, in the config of a file of tuned parameters.
+KEY = 'vit_jax_tuned'
 _Side = Annotated[int, check.Range(1, 2**14)]  # pixels
 
 

@@ -23,9 +23,9 @@ class Entry(NamedTuple):
 
   name: str
   url: str
-  model: str  # as `models.build` takes it
+  model: str  # a name for `models.build`
   format: str
-  resolution: int  # px, of the images that it was last trained on
+  resolution: int  # side in pixels of the images on which it was trained last
   classes: int | None  # None: the published head is all zeros
   data: str
 

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from vit_jax.check import Positive, Range
 
-# The most pixels of an image, by its header, because a PNG of half a megabyte may decode to
-# gigabytes. Ops do not make larger images either.
+# Maximum number of pixels of an image. The header is checked before decoding, because a PNG
+# of half a megabyte may decode to gigabytes. Ops do not make larger images either.
 MAX_PIXELS = 64_000_000
 # A square of this side has MAX_PIXELS.
 MAX_SIDE = 8000

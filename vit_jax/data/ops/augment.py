@@ -1,7 +1,7 @@
 """The random ops of a string pipeline.
 
-An op gets its random numbers as `u`, float32 [..., draws] in [0, 1). For the images see
-`basic`.
+An op gets its random numbers as `u`, float32 [..., draws] in [0, 1). `basic` describes the
+images that ops take.
 """
 
 import math
@@ -54,7 +54,7 @@ class InceptionCrop:
     size: (h, w) of the result, or the side of a square.
     area_min, area_max: the area of the crop in percent of the image's area.
     ratio: range of width / height. The default is TensorFlow's, with which published ViTs
-      were trained; the paper has 4/3.
+      were trained; the paper's range is [3/4, 4/3].
     method, antialias, rounding: see `resize`.
   """
 
@@ -109,7 +109,7 @@ class InceptionCrop:
 
 @op('flip_lr', draws=1, maps=('image', 'boxes', 'segments', 'masks', 'extents'))
 def flip_lr():
-  """Flips an image left to right if u < 0.5, so half of the images.
+  """Flips an image left to right if u < 0.5, that is, half of the time.
 
   Boxes and the extents of masks are [..., n, 4]: top, left, bottom and right, from 0 to 1.
   Segments are [..., H, W], and masks [..., n, h, w].

@@ -54,7 +54,7 @@ def equalize(image):
 
 
 def invert(image):
-  """Returns 255 less each level of a uint8 image, as `PIL.ImageOps.invert`."""
+  """Subtracts each level of a uint8 image from 255, as `PIL.ImageOps.invert` does."""
   return tf.bitwise.invert(image)
 
 

@@ -85,7 +85,15 @@ class RandAugment:
     self._level = magnitude / 10
 
   def __call__(self, images, u):
-    """Returns uint8 [..., H, W, 3], as `images`, for u float32 [..., draws]."""
+    """Applies random ops to images.
+
+    Args:
+      images: uint8 [..., H, W, 3].
+      u: random numbers, float32 [..., draws].
+
+    Returns:
+      Images of the same shape and dtype.
+    """
     if images.dtype != tf.uint8 or images.shape[-1] != 3:
       raise ValueError(
         'RandAugment takes uint8 images of 3 channels: put it before value_range'
@@ -99,7 +107,10 @@ class RandAugment:
 
   @functools.cached_property
   def _step(self):
-    """Applies one op to one image. Its graph has all 16 ops and takes 0.5 s: made once."""
+    """The function that applies one op to one image.
+
+    Its graph contains all 16 ops and takes 0.5 s to build, so it is built only once.
+    """
 
     def step(image, draws):
       choice, a, b = tf.unstack(draws)

@@ -43,7 +43,8 @@ class Op:
   """A registered op; in a pipeline, with its arguments.
 
   Attributes:
-    make: the factory of the op's function. For this and the next three see `op`.
+    make, draws, maps, keeps_positions: see `op`. `make` is the factory of the op's
+      function.
     text: the text of the op in the pipeline.
     arguments: all arguments by name, including defaults.
     written: the names of the arguments that the text has.

@@ -85,7 +85,11 @@ class Folder(Source):
     self.num_classes = len(self.class_names)
 
   def _select(self, rows: dict[str, list], split: str) -> None:
-    """Sets the images and labels by a split expression, from {split: [(path, label)]}."""
+    """Sets the images and labels of a split expression.
+
+    Args:
+      rows: {split: [(path, label)]}.
+    """
     sizes = {name: len(part) for name, part in rows.items()}
     chosen = [
       row

@@ -21,8 +21,8 @@ from vit_jax.data.features import LabelFeature
 from vit_jax.data.sources import subset
 from vit_jax.data.sources.base import Source, fingerprint
 
-# Number of examples in a block, and its maximum. A block holds a few batches, and grows until
-# the smallest part has one example in each.
+# Default and maximum number of examples in a block. A block holds a few batches. It is made
+# larger if the smallest part would have no example in some blocks.
 _BLOCK, _LARGEST = 2**10, 2**20
 
 

@@ -1,8 +1,8 @@
 """Reads records by index from ArrayRecord and TFRecord files, as one sequence of bytes.
 
-The reader of ArrayRecord finds records by itself, also in buckets. TFRecord has no index, so
-the offsets of the records are computed whenever a file is opened, by reading the length of
-each record, 8 bytes. That suits some millions of records on a local disk. Convert larger
+The reader of ArrayRecord finds records by itself, even in buckets. TFRecord has no index. The
+offsets of its records are computed whenever a file is opened, by reading the length of each
+record, 8 bytes. That suits some millions of records on a local disk. Convert larger
 data sets (`tfds convert_format --out_file_format=array_record`).
 """
 

@@ -1,5 +1,6 @@
-"""Masks as run lengths, as in pycocotools: {'size': [H, W], 'counts': bytes}.
+"""Masks as run lengths, in the format of pycocotools.
 
+A mask is {'size': [H, W], 'counts': bytes}.
 Pixels are read down the first column, then down the second, and so on. The lengths are
 those of runs of equal pixels: the first run is of zeros (it may be empty), the next of ones.
 """

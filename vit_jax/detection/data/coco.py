@@ -21,9 +21,9 @@ _ANNOTATIONS = re.compile(r'instances_(\w+)\.json')
 class Coco(objects.Objects):
   """`coco:ROOT`, or `coco:ANNOTATIONS.json,IMAGE_FOLDER`.
 
-  ROOT is COCO as it unpacks: a split NAME, such as 'val2017', is the file
-  annotations/instances_NAME.json and the folder NAME of images. With a single file the one
-  split is 'train'. Images are in the order of their ids.
+  ROOT is the folder in which COCO's archives were unpacked. A split NAME, such as 'val2017',
+  consists of the file annotations/instances_NAME.json and the folder NAME of images. A single
+  file of annotations has one split, 'train'. Images are in the order of their ids.
 
   Every image of the file must be in the folder. An image whose size differs from the
   annotation is a bad image; one without objects is an ordinary example. Boxes are clipped

@@ -106,7 +106,11 @@ class DigitsCanvas(objects.Objects):
     )
 
   def _canvas(self, index: int) -> tuple[np.ndarray, list]:
-    """Draws a canvas: (uint8 [64, 64], [(box (t, l, b, r), mask [64, 64], label)])."""
+    """Draws a canvas; returns its pixels and its objects.
+
+    Pixels are uint8 [64, 64]. An object is (box, mask, label), with a box (top, left,
+    bottom, right) and a mask [64, 64].
+    """
     name, row = self._rows[index]
     position = (list(_SIZES).index(name) << 32) + row
     counts = (3, *[_PER_DIGIT] * _MOST)

@@ -31,7 +31,7 @@ class Masks(folder.Folder):
   config.model.num_classes says how many classes there are.
 
   Args:
-    target: ROOT.
+    target: the path of the folder ROOT.
     split: a split expression, see `splits`.
   """
 

@@ -19,7 +19,7 @@ from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
 _SHARE = Metric(percent=True, larger_is_better=True)
-# Images on the page of a run, and the least score of boxes drawn on them.
+# Number of images on the page of a run, and the minimum score of the boxes drawn on them.
 SHOWN = 8
 LEAST = 0.3
 

@@ -105,7 +105,7 @@ class Layers(nn.Module):
   """The layers of the encoder, or of the decoder.
 
   Attributes:
-    layer: makes a layer, `layer(name=...)`.
+    layer: a function `layer(name=...)` that makes a layer.
     depth: number of layers.
     remat: see `nn.stack`.
     norm: whether the outputs of layers are normalised, in float32. The next layer still
@@ -134,7 +134,10 @@ class Layers(nn.Module):
 
 
 class BoxHead(nn.Module):
-  """Three dense layers with ReLU between them, then a sigmoid: [..., D] -> [..., 4]."""
+  """Three dense layers with ReLU between them, then a sigmoid.
+
+  Maps [..., D] to [..., 4].
+  """
 
   @nn.compact
   def __call__(self, x):

@@ -56,7 +56,7 @@ class Pyramid(Model):
   # Its features have the maps 'stage1', .... None: the inputs are the maps.
   backbone: nn.Module | None = None
   channels: int = 256
-  norm: Literal[NORMS] = 'none'  # after every convolution
+  norm: Literal[NORMS] = 'none'  # norm after every convolution
   # Whether to add a level: every second row and column of the coarsest map.
   extra_level: bool = True
   # Without a backbone: pixels per position of the finest map, and the channels of all maps,

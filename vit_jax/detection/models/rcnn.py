@@ -48,7 +48,7 @@ class RCNN(Model):
 
   # A pyramid, or a backbone such as a ResNet, whose last stage is the only map.
   backbone: nn.Module | None = None
-  num_classes: Count = 80  # without the background
+  num_classes: Count = 80  # number of classes, not counting the background
   # The implementation that the model follows in its details, see `regions.origins`.
   origin: Literal[tuple(ORIGINS)] = 'detectron2'
   # Sides in pixels of square anchors, for each level, the finest first.
@@ -56,12 +56,16 @@ class RCNN(Model):
   ratios: Sequence[float] = (0.5, 1.0, 2.0)  # heights of anchors divided by widths
   rpn_convs: Literal[1, 2] = 1
   head: Literal[tuple(roi_heads.HEADS)] = '2fc'
-  head_norm: Literal[roi_heads.NORMS] = 'none'  # after convolutions of box heads
-  mask_norm: Literal[roi_heads.NORMS] = 'none'  # after convolutions of mask heads
+  head_norm: Literal[roi_heads.NORMS] = (
+    'none'  # norm after each convolution of box heads
+  )
+  mask_norm: Literal[roi_heads.NORMS] = (
+    'none'  # norm after each convolution of mask heads
+  )
   conv_width: Count = 256  # channels of the convolutions in box and mask heads
   fc_width: Count = 1024
   masks: bool = True  # whether it predicts masks: Mask R-CNN, or else Faster R-CNN
-  # Least IoU with a target that makes a box positive, for each stage of boxes. Three stages,
+  # Minimum IoU with a target that makes a box positive, for each box stage. Three stages,
   # (0.5, 0.6, 0.7), are Cascade R-CNN.
   overlaps: Sequence[Fraction] = (0.5,)
   class_agnostic: bool = False  # whether all classes share one box
@@ -187,11 +191,12 @@ class RCNN(Model):
     return jax.vmap(one)(*jax.lax.stop_gradient((logits, deltas)), sizes)
 
   def _label_anchors(self, every: np.ndarray, deltas, sizes, targets: dict) -> dict:
-    """Samples anchors: 'label' int [B, A], -1 for those not sampled, and 'positives'.
+    """Samples anchors; returns a dict with 'label' and 'positives'.
 
-    'positives' are the sampled anchors with a target: 'boxes' and 'target' [B, P, 4],
-    'valid' bool [B, P], and the predicted offsets 'deltas' [B, P, 4]. Only their targets
-    are gathered: for all anchors, a TPU would take as long as for RoIAlign.
+    'label' is int [B, A], -1 for anchors that are not sampled. 'positives' are the sampled
+    anchors with a target: 'boxes' and 'target' [B, P, 4], 'valid' bool [B, P], and the
+    predicted offsets 'deltas' [B, P, 4]. Only their targets are gathered, because gathering
+    for all anchors would take a TPU as long as RoIAlign.
     """
     origin = ORIGINS[self.origin]
     priority = self._priority(targets, 'rpn_priority', 0, len(every))

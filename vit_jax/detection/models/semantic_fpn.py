@@ -23,8 +23,9 @@ def variant(name: str) -> dict:
 
 
 class Upsample(nn.Module):
-  """Doubles a map's sides `steps` times: [B, h, w, C] -> [B, h 2^steps, ..., width].
+  """Doubles a map's sides `steps` times.
 
+  Maps [B, h, w, C] to [B, h 2^steps, w 2^steps, width].
   Each step is a 3 x 3 convolution, GroupNorm, ReLU and bilinear interpolation. With
   `steps` 0 there is one step without interpolation.
   """

@@ -32,7 +32,7 @@ def variant(name: str) -> dict:
 
 
 class Rescale(nn.Module):
-  """Rescales a map: [B, h, w, C] -> [B, h factor, w factor, C'] (section 3).
+  """Rescales a map [B, h, w, C] to [B, h factor, w factor, C'] (section 3).
 
   Enlarges by deconvolutions of stride 2, which halve the channels, with a norm and GELU
   between two of them. Shrinks by max pooling of 2 x 2.

@@ -96,7 +96,7 @@ class Encoder(nn.Module):
   """Adds positions, then applies the blocks. There is no norm at the end.
 
   Attributes:
-    block: makes a `Block`.
+    block: a function that makes a `Block`.
     rates: stochastic depth rate of each block.
     remat: see `nn.stack`.
     positions: arguments of `ResizedPositions`. None: no positions are added.
@@ -152,7 +152,7 @@ class ViTDet(Classifier):
   class_row: bool = True
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6
-  layer_scale: float | None = None  # as in a ViT
+  layer_scale: float | None = None  # initial value, see `models.vit_later.ViT`
   # Rate of the last block. In the paper 0.1 for B, 0.4 for L, 0.5 for H.
   stochastic_depth: Share = 0.0
 

@@ -20,7 +20,7 @@ def match(
   high: float,
   low_quality: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Assigns a target and a label to each of M boxes: (int [M], int [M]).
+  """Assigns a target and a label to each of M boxes; returns both, int [M].
 
   The target is the one with the largest overlap; ties go to the first. The label is 1 if
   that overlap is at least `high`, 0 if it is below `low`, and -1 (not trained) in between.
@@ -29,8 +29,9 @@ def match(
     iou: [N, M], overlaps of N targets with M boxes.
     valid: bool [N], False for padding. Without targets all labels are 0.
     low, high: thresholds of the overlap.
-    low_quality: the rule for the best boxes of a target, whose overlap may be low.
-      None: there is no such rule.
+    low_quality: the rule for the boxes that overlap a target most, even if the overlap is
+      below `high`.
+      None: no such rule.
       'tied': they get the label 1 and keep their own target (arXiv 1506.01497, section
       3.1.2). As in detectron2, a target that overlaps no box ties with all of them.
       'reassigned': they get the label 1 and that target, the last if there are several,

@@ -20,7 +20,7 @@ def encode(boxes: jax.Array, targets: jax.Array, weights) -> jax.Array:
   Boxes or targets without an area, such as padding, give finite but meaningless offsets.
 
   Args:
-    weights: factors of the four offsets.
+    weights: factors by which the four offsets are multiplied.
   """
   (x, y, w, h), (X, Y, W, H) = _parts(boxes), _parts(targets)
   # A padded box has no width; `where` before the division keeps gradients finite.

@@ -9,7 +9,8 @@ import dataclasses
 # Weights of dx, dy, dw and dh in the box head of each stage. A cascade has three stages
 # (Cascade R-CNN, arXiv 1712.00726, section 4).
 _WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
-# mmdetection has standard deviations instead, the inverses: of dx and dy, of dw and dh.
+# mmdetection states the inverses, as standard deviations: one for dx and dy, one for dw and
+# dh.
 _STDS = ((0.1, 0.2), (0.05, 0.1), (0.033, 0.067))
 
 
@@ -26,7 +27,7 @@ class Origin:
       added to its side, in units of the canonical side, before the logarithm, the second
       after it.
     clamp_both: whether offsets of sides are clamped from below as well.
-    weights: factors of the offsets of boxes, by stage.
+    weights: factors by which each box stage multiplies dx, dy, dw and dh.
     low_quality: the rule for the best anchors of a target, see `assign.match`.
     inside_only: whether anchors that cross the border of the image are not trained.
     targets_first: whether targets come before the proposals, or after them.

@@ -33,7 +33,7 @@ def keep(
   Args:
     boxes: [n, 4] corners.
     scores: [n].
-    threshold: of intersection over union.
+    threshold: the IoU above which a box is suppressed.
     valid: bool [n], False for padding, which is never kept.
     classes: int [n]. Boxes of different classes do not suppress each other.
   """
@@ -88,8 +88,8 @@ def proposals(
     size: [2], the image's height and width, to which boxes are clipped.
     before: proposals to keep per level, before suppression.
     after: proposals to keep in all, after suppression.
-    threshold: of intersection over union.
-    least: proposals must have longer sides.
+    threshold: the IoU above which a box is suppressed.
+    least: the minimum side length; proposals with a shorter side are dropped.
     clamp_both: see `coding.decode`.
   """
   levels = []
@@ -134,10 +134,10 @@ def detections(
     probabilities: [R, K], without the background.
     valid: bool [R], False for padding.
     size: [2], the image's height and width.
-    least: detections must score more.
-    threshold: of intersection over union.
-    most: limit of D.
-    candidates: how many pairs are considered.
+    least: the score that detections must exceed.
+    threshold: the IoU above which a box is suppressed.
+    most: the maximum of D.
+    candidates: the number of (box, class) pairs that are considered.
     soft: whether to use linear soft-NMS, arXiv 1704.04503, as in mmcv: overlapping boxes
       stay, and their score is multiplied by 1 - overlap.
   """

@@ -98,7 +98,7 @@ class Detect:
     Metrics are those of the last layer, but 'loss' is the sum over all layers.
 
     Args:
-      variables: of the model.
+      variables: the model's variables.
       batch: a prepared batch, or a part of it.
       rng: random key for dropout.
     """

@@ -111,7 +111,7 @@ class RCNN:
     """Returns (loss, (metrics, batch statistics)) of a prepared batch, see `losses`.
 
     Args:
-      variables: of the model.
+      variables: the model's variables.
       batch: a prepared batch, or a part of it.
       rng: random key for dropout and stochastic depth.
     """

@@ -59,7 +59,7 @@ class Segment(Classify):
     The loss is NaN if a label is not a class, so that the step counts as a bad one.
 
     Args:
-      variables: of the model.
+      variables: the model's variables.
       batch: a prepared batch, or a part of it.
       rng: random key for dropout and stochastic depth.
     """

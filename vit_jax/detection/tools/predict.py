@@ -133,7 +133,9 @@ def pixels(args, loaded, paths: list[str]) -> int:
   cli.refuse(args, ('top', 'threshold', 'labels'), why)
   K, names = loaded.model.num_classes, loaded.class_names
   if K is None or K > 256:
-    raise UserError(f'{args.source}: masks of 8 bits hold 256 classes, not {K}.')
+    raise UserError(
+      f'{args.source}: its num_classes is {K}, but an 8-bit mask holds 1 to 256 classes.'
+    )
   out, pp = _check_draw_folder(args, paths), args.pp or loaded.pp
   registry.check_positions(pp)
   if out:

@@ -19,7 +19,7 @@ KINDS = ('circle', 'square', 'triangle', 'star', 'cross', 'ring')
 COLOURS = ('red', 'yellow', 'green', 'cyan', 'blue', 'magenta')  # hues 60 degrees apart
 SPLITS = ('train', 'validation', 'test')
 
-_DISTRACTORS = 4  # most grey shapes in an image
+_DISTRACTORS = 4  # maximum number of grey shapes in an image
 _PER_SHAPE = 8  # random numbers for each shape
 # Added to the key of random numbers. It lies above any 32-bit seed, because augmentations use
 # the run's seed as their key, and must not get the same numbers.
@@ -233,7 +233,8 @@ def draw(scenes: Scenes, size: int, noise: np.ndarray) -> np.ndarray:
     places = (getattr(scenes, name)[at] for name in ('x', 'y', 'radius', 'turn'))
     covers = zip(*_cover(distance, size, *places), strict=True)
     windows |= dict(zip(zip(*at, strict=True), covers, strict=True))
-  for place in zip(b, s, strict=True):  # from back to front
+  # Shapes are drawn from back to front.
+  for place in zip(b, s, strict=True):
     _blend(images[place[0]], scenes.colour[place], *windows[place])
   images *= 255
   images += (noise - np.float32(127.5)) * (2 * scenes.noise[:, None, None, None])

@@ -31,7 +31,7 @@ def read_feature(name: str = 'label') -> Callable[[dict], int]:
 def bin_feature(name: str, values: int, bins: int) -> Callable[[dict], int]:
   """Makes a function that sorts a feature with `values` values into equal bins.
 
-  The label is floor(value / (values / bins)), also if `bins` does not divide `values`.
+  The label is floor(value / (values / bins)), even if `bins` does not divide `values`.
   """
   return lambda example: int(example[name]) * bins // values
 
@@ -73,7 +73,7 @@ def whiten(data: bytes) -> bytes:
 class Task(NamedTuple):
   """A task: its data, and how an example becomes a class and an image."""
 
-  title: str  # as in the ViT paper's Table 9
+  title: str  # the task's name in Table 9 of the ViT paper
   group: str
   classes: int
   tfds: str  # name of the data set

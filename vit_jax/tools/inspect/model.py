@@ -69,7 +69,7 @@ def describe(
     without; gflops, forward per image (see `flops`); exaflops of the training or None.
   """
   fields = dict(fields or {})
-  # True for a model with a head.
+  # Only models with a head have this field.
   if 'num_classes' in models.signature(name).parameters:
     fields = {'num_classes': num_classes, **fields}
   module = models.build(name, **fields)

@@ -115,7 +115,7 @@ def trainer(config: dict, record: dict, mesh) -> Trainer:
   """Returns the `Trainer` of a checked config on a mesh, from shapes alone.
 
   Args:
-    record: of `describe`.
+    record: the dict that `describe` returned.
     mesh: its devices may be fake, or described.
   """
   if tasks.class_of(config).CLASSES and record['classes'] is None:

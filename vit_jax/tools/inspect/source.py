@@ -15,7 +15,7 @@ _INTERRUPTED = 'interrupted: no process is in its folder; a rerun resumes it'
 
 
 def is_source(name: str) -> bool:
-  """Returns whether a name is of weights, and not of a model: a path, URL or zoo name."""
+  """Returns whether a name stands for weights (path, URL or zoo name), not for a model."""
   return (
     os.path.exists(os.path.expanduser(name))
     or name in zoo.ENTRIES
@@ -30,7 +30,7 @@ def describe(source: str, fields: dict) -> dict:
   """Describes the content of a source, as `vit_jax.load` takes it.
 
   Args:
-    fields: of the model, that the file lacks, such as its `num_heads`.
+    fields: fields of the model that the file does not give, such as its `num_heads`.
 
   Returns:
     The rows of `render`, params (their number) and shapes {name: shape}. Of a run also
@@ -47,7 +47,7 @@ def describe(source: str, fields: dict) -> dict:
 def _describe_file(source: str, fields: dict) -> dict:
   header = weights.read_header(source, **fields)
   shapes = {n: list(x) for n, x in header.shapes.items() if not trees.is_statistic(n)}
-  plain = (str, int, float, bool, list, tuple, type(None))  # in JSON
+  plain = (str, int, float, bool, list, tuple, type(None))  # Types that JSON can hold.
   return {
     'source': source,
     'format': header.format,

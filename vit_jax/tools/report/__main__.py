@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
   add('--open', action='store_true', help='show it in the browser')
   args = parser.parse_args(argv)
   if args.open and files.is_url(args.out or args.runs[0]):
-    raise UserError('--open shows a file on disk: --out FILE.html names one.')
+    raise UserError('--open shows a file on disk: name one with --out FILE.html.')
   first = files.path(args.runs[0])
   default = (first if len(args.runs) == 1 else first.parent) / 'report.html'
   out = files.path(args.out) if args.out else default

@@ -15,11 +15,11 @@ from vit_jax.version import __version__
 
 # The most pictures of mistakes on a page, and of one evaluation; a picture takes 10 kB.
 _MISTAKES, _EACH = 72, 12
-# The most rows of the table of confused classes.
+# Maximum number of rows in the table of confused classes.
 _CONFUSIONS = 100
-# The most classes of a confusion matrix that is drawn.
+# Maximum number of classes for which a confusion matrix is drawn.
 _CELLS = 40
-# The most unreadable images that are listed.
+# Maximum number of unreadable images that are listed.
 _MOST_BAD = 100
 # Type of an evaluation -> function(run, its name) -> the template's values, if its answers
 # are other than classes.

@@ -129,7 +129,8 @@ def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
   def projections(theirs, ours, stage):
     attn, heads = f'{theirs}.attn', stage.heads
     kernels, biases = layers.fuse_heads(f'{attn}.qkv', f'{ours}/attention', heads)
-    if stage.window is None:  # in V2 keys have no bias
+    # V2, whose keys have no bias.
+    if stage.window is None:
       biases = [
         Rule(f'{attn}.{x[0]}_bias', f'{ours}/attention/{x}/bias', t.heads_bias(heads))
         for x in ('query', 'value')

@@ -388,8 +388,8 @@ def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
     later |= {'posemb': 'none'} if fields['posemb'] == 'none' else {}
     if later:
       raise ValueError(
-        f'its arrays (with {[*later]}) do not tell what they compute: keep config.json, or '
-        "name the file by timm's name of the model"
+        f'the arrays (with {[*later]}) do not determine the model: keep config.json beside '
+        "the file, or name the file after timm's name of the model"
       )
   _check_shapes(fields, facts.config or {})
   in_config = 'posemb_tokens' in facts.fields

@@ -210,7 +210,7 @@ class Kind(NamedTuple):
   """The models of one model_type."""
 
   name: str  # common prefix of its classes, such as 'ViT'
-  prefix: str  # of the body's parameters, in models with a head
+  prefix: str  # prefix of the body's parameters, in models with a head
   names: dict[str, Any]  # names of those modules that differ between kinds
   keys: dict[str, Any]  # keys of the config that are read -> their defaults
   fixed: dict[str, Any]  # fields that all of its models share

@@ -364,7 +364,7 @@ _RESBLOCKS = r'(visual\.)?transformer\.resblocks\.0\.ln_1\.weight'
 
 
 def _pass_heads(rules: Callable[[int], Table]):
-  """Makes `Format.rules` of a function that takes the number of heads."""
+  """Turns a function of the number of heads into a `Format.rules`."""
   return lambda arrays, facts: rules(facts.fields['num_heads'])
 
 
