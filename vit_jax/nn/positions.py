@@ -12,11 +12,8 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-ADDED = (
-  'learn',
-  'learn2d',
-  'sincos2d',
-)  # Position embeddings that are added to tokens.
+# Position embeddings that are added to tokens.
+ADDED = ('learn', 'learn2d', 'sincos2d')
 # Position embeddings that act on queries and keys in every block.
 IN_ATTENTION = ('relative', 'rotary')
 POSEMBS = (*ADDED, *IN_ATTENTION, 'none')

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     if args.out or args.dry_run:
       folder = files.local_path(args.out or args.repo.replace('/', '-'), '--out')
       if folder.exists():
-        raise UserError(f'{folder} exists already: name another with --out FOLDER.')
+        raise UserError(f'{folder} is there already: name another with --out FOLDER.')
     api = None if args.dry_run else client()
     record = write(args, folder)
     if api:
