@@ -13,7 +13,7 @@ from PIL import Image
 
 import vit_jax
 from tests.support import GOLDEN, commands, rooms, runs
-from tests.support.blocking import BLOCK
+from tests.support.without import BLOCK
 from vit_jax import __main__ as command
 from vit_jax.__main__ import COMMANDS
 

@@ -1,5 +1,6 @@
 """Runs tests where packages are missing: python -m tests.support.without A,B TEST..."""
 
+import inspect
 import sys
 
 import pytest
@@ -14,6 +15,15 @@ class Missing:
   def find_spec(self, name, path=None, target=None):
     if any(f'{name}.'.startswith(f'{package}.') for package in self.packages):
       raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+
+
+# Code that hides the packages named in argv[1], which it removes, from its process.
+BLOCK = f"""
+import sys
+{inspect.getsource(Missing)}
+blocked = sys.argv.pop(1).split(',')
+sys.meta_path.insert(0, Missing(blocked))
+"""
 
 
 if __name__ == '__main__':

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.support import GOLDEN, classifiers, naming
-from tests.support.blocking import BLOCK
 from tests.support.goldens import GOLDENS, path_of
+from tests.support.without import BLOCK
 from vit_jax import cli, models, weights
 from vit_jax.errors import UserError
 from vit_jax.tools import convert

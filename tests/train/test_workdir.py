@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import jax
 import pytest
@@ -121,27 +122,23 @@ def test_the_state_of_a_killed_run_is_interrupted(tmp_path):
 # -- a start that fails ----------------------------------------------------------------
 
 
-def too_large(*_):
-  raise errors.OutOfMemory('too large')
+TOO_LARGE = errors.OutOfMemory('too large')
 
 
-def interrupt(*_):
-  raise KeyboardInterrupt
-
-
-FAILURES = {
-  'a split that is not there': dict(change="evals.test.data.split='tset'"),
-  'no memory': dict(call=too_large),
-  'Ctrl-C': dict(call=interrupt),
-}
-
-
-@pytest.mark.parametrize('name', FAILURES)
-def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch, name):
-  failure, folder = FAILURES[name], tmp_path / 'runs' / 'run'
-  if 'call' in failure:
-    monkeypatch.setattr(run_module.Trainer, 'compile', failure['call'])
-  changes = [failure['change']] if 'change' in failure else []
+@pytest.mark.parametrize(
+  ('changes', 'error'),
+  [
+    (["evals.test.data.split='tset'"], None),
+    ([], TOO_LARGE),
+    ([], KeyboardInterrupt()),
+  ],
+  ids=['a split that is not there', 'no memory', 'Ctrl-C'],
+)
+def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch, changes, error):
+  folder = tmp_path / 'runs' / 'run'
+  if error:
+    compile = mock.Mock(side_effect=error)
+    monkeypatch.setattr(run_module.Trainer, 'compile', compile)
   with pytest.raises((errors.RunError, KeyboardInterrupt)):
     again(folder, *changes)
   assert not folder.exists()
@@ -185,7 +182,7 @@ def test_noise_is_in_the_log_and_a_later_failure_keeps_the_run(
 ):
   def noisy(trainer):
     os.write(2, b'Premature end of JPEG file\n')
-    too_large()
+    raise TOO_LARGE
 
   before = runs.rows(finished), runs.saved(finished)
   monkeypatch.setattr(run_module.Trainer, 'compile', noisy)
