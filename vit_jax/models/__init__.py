@@ -1,4 +1,4 @@
-"""The table of models, and how one is built by name."""
+"""The table of models, and functions that build a model by name."""
 
 import dataclasses
 import functools
@@ -47,7 +47,7 @@ def _facts(name: str):
     hubs = (other.removeprefix('hf:') for other in names(on_hub=True))
     near = did_you_mean(name, [*names(), *hubs])
     raise UserError(
-      f'Unknown model {name!r}: one of {list(MODELS)}, or a published name such as '
+      f'Unknown model {name!r}: expected one of {list(MODELS)}, or a published name such as '
       f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{near}"
     )
   return MODELS[key]
@@ -65,10 +65,10 @@ def names(on_hub: bool = False) -> list[str]:
 def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, dict]:
   """Returns (family, variant, fields) for 'vit' + 'B/16', 'vit:B/16' or a published name.
 
-  Published names are those of `Family.published`: timm's ('vit_base_patch16_224',
-  'mixer_b16_224', with or without a tag such as '.augreg_in1k'), Google's ('ViT-B_16',
-  'R50+ViT-B_16', 'BiT-R50x1'), and in `hub` those of transformers' ViTs, of the authors
-  and of open_clip ('facebook/dinov2-small', 'dinov2_vits14_reg').
+  Published names are those of `Family.published`: names of timm ('vit_base_patch16_224',
+  'mixer_b16_224', with or without a tag such as '.augreg_in1k') and of Google ('ViT-B_16',
+  'R50+ViT-B_16', 'BiT-R50x1'). For ViTs they include the names of transformers, of the
+  authors and of open_clip in `hub` ('facebook/dinov2-small', 'dinov2_vits14_reg').
   """
   name = name.removeprefix('hf:').removeprefix('timm/')
   if variant is None and name not in MODELS:
@@ -89,7 +89,7 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
 
 
 def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]:
-  """Returns (key of MODELS, fields): the variant's fields, overridden by those given."""
+  """Returns (key of MODELS, fields). The given fields override the variant's."""
   name, variant, named_fields = parse_name(name, variant)
   facts = _facts(name)
   fields = {**(facts.variant(variant) if variant else {}), **named_fields, **fields}
@@ -100,7 +100,7 @@ def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]
 
 
 def build(name: str, variant: str | None = None, **fields):
-  """Returns a Linen module: `build('vit', 'B/16', num_classes=10, dtype='bfloat16')`.
+  """Returns a Linen module, such as `build('vit', 'B/16', num_classes=10, scan=True)`.
 
   Args:
     name: a key of MODELS, 'name:variant', or a name that `parse_name` accepts.
@@ -115,7 +115,7 @@ def build(name: str, variant: str | None = None, **fields):
   bind(f'model {name}', fields, signature(name))
   for field, value in fields.items():
     if isinstance(value, dict) and 'name' in value:
-      # A backbone has no head, and the dtype of the model around it.
+      # A backbone has no head, and it has the dtype of the model around it.
       shared = {'num_classes': None, 'dtype': fields.get('dtype', jnp.float32)}
       shared = {
         k: v for k, v in shared.items() if k in signature(value['name']).parameters
@@ -129,7 +129,7 @@ def build(name: str, variant: str | None = None, **fields):
 
 
 def _hashable(value):
-  """Returns a value with tuples for lists: JSON has none, and modules must be hashable."""
+  """Turns lists into tuples: JSON has no tuples, and fields of modules must be hashable."""
   return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
@@ -153,7 +153,7 @@ _Dtype = typing.Annotated[typing.Any, _check_dtype]
 
 
 def _sized(kind):
-  """Returns a field's annotation; a bare int becomes a `Size`, a dtype one of DTYPES."""
+  """Returns a field's annotation. `int` becomes `Size`, and a dtype one of DTYPES."""
   args = typing.get_args(kind)
   if isinstance(kind, types.UnionType):
     return functools.reduce(operator.or_, map(_sized, args))

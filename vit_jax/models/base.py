@@ -1,8 +1,8 @@
 """The base of all models, and the facts of a family of models.
 
-Optimizers, weights, tools and tests know no model: they ask a `Model`, or its `Family`. Each
-page of `models/` ends with a `Family`, the names of its parameters and the constraints on
-its images.
+Optimizers, weights, tools and tests know no particular model. They ask a `Model` or its
+`Family`. Each module of `models/` ends with a `Family`: the names of its parameters and the
+constraints on its images.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.nn.layers import linear_head
 from vit_jax.nn.stack import REMAT
 
-# The outputs of models, see `Family.outputs`, in words.
+# Kinds of outputs, see `Family.outputs` -> their names in messages.
 OUTPUTS = {
   'classes': 'a class for an image',
   'boxes': 'boxes',
@@ -37,47 +37,53 @@ class Family:
 
   Attributes:
     model: the Linen module's class, which has every field of the family.
-    plain: the class of models that set no field which `model` adds to it; None: there is
-      no such class. `model.is_plain` says whether a model sets none.
-    variant: 'B/16' -> fields of `model`; UserError for an unknown name.
-    blocks: parameters of the repeated blocks, with the named groups `block`, the path
-      up to the block's number; `layer`, that number, absent where a scan has stacked
-      the layers in a leading axis; and `stage`, where there are several.
-    before: parameters before the first block; those that match neither follow the last.
+    plain: a class with fewer fields for models that set none of the others; None: there is
+      no such class. `model.is_plain` says whether a model is of this kind.
+    variant: a function that maps a name such as 'B/16' to fields of `model`. It raises
+      UserError for an unknown name.
+    blocks: regex of the parameters of the repeated blocks. Its named groups are `block`,
+      the path up to the block's number; `layer`, that number, which is absent if a scan has
+      stacked the layers in a leading axis; and `stage` in models with several stages.
+    before: regex of the parameters before the first block. Parameters that match neither
+      `before` nor `blocks` follow the last block.
     transitions: regex of the parameters between two stages. They count as part of the
       stage that they lead to, which its named group `stage` gives.
-    matrices: ((regex, (input axes, output axes)), ...): parameters of blocks that act
-      as matrices, axes counted from the end.
-    branch_ends: modules whose output is the last branch of a block.
-    prompts: places for prompts, of `tune.vpt.WHERE`, the usual one first.
-    stems: names of the first kernel [h, w, C, ...]; the first name that exists counts.
-    positions: ((regex, axes), ...): learned position tables [1, N, D], not stacked, that
-      are resized for other grids; their rows are positions of the grid ('hw', after rows
-      of other tokens), of its rows ('h') or of its columns ('w').
-    offsets: regex of learned tables of offsets, [2 h - 1, 2 w - 1, M] in a window of
-      h x w or [2 n - 1, Dh] along one side of a map, which are resized for another.
-    pairs: regex of learned tables [(2 h - 1) (2 w - 1) + r, M] by the offset of two patches
-      of a grid (h, w), with r more rows, that are resized for another grid.
+    matrices: ((regex, (input axes, output axes)), ...), the parameters of blocks that act
+      as matrices. Axes are counted from the end.
+    branch_ends: regex of the modules whose output is the last branch of a block.
+    prompts: keys of `tune.vpt.WHERE`, the places that prompts may have, the usual one first.
+    stems: possible names of the first kernel [h, w, C, ...]. The first name that exists is
+      used.
+    positions: ((regex, axes), ...), the learned position tables [1, N, D], not stacked, that
+      are resized for other grids. Their rows stand for positions of the grid ('hw', after
+      rows for other tokens), for its rows ('h') or for its columns ('w').
+    offsets: regex of the learned tables of offsets that are resized for other sizes:
+      [2 h - 1, 2 w - 1, M] for a window of h x w, or [2 n - 1, Dh] for one side of a map.
+    pairs: regex of the learned tables [(2 h - 1) (2 w - 1) + r, M] that are resized for
+      another grid: one row for each offset of two patches of a grid (h, w), and r more rows.
     position: name of the position table before the first block, or None.
     patches: name of a patch kernel that can be resized to other patches, or None.
-    stride: fields -> pixels per position of the last features, down and across.
-    any_size: fields -> whether one set of parameters serves images of any size.
-    published: ((regex, function), ...): names that others publish models under; the
+    stride: a function of the fields that returns the pixels per position of the last
+      features, down and across.
+    any_size: a function of the fields that returns whether one set of parameters serves
+      images of any size.
+    published: ((regex, function), ...), the names under which others publish models. The
       function takes the regex's groups and returns (variant or None, fields), or None if
       there is no such name. The names come without the tag after their dot.
     tiny: fields of models that run in milliseconds and have every part, for tests.
-    outputs: a model's outputs beside `out`: 'classes', logits [B, K]; 'maps', {name:
-      [B, h, w, C]}; 'pixels', logits [B, H, W, K]; 'boxes', {'logits': [B, Q, K + 1],
-      'boxes': [B, Q, 4]}; 'regions', detections and perhaps masks, see `models.rcnn`.
-    inputs: (fields, (H, W)) -> {name: (h, w, C)}, the maps that a model without a
-      backbone takes in the place of an image; None: it takes images only.
+    outputs: the kind of a model's first output.
+      'classes': logits [B, K]. 'maps': {name: [B, h, w, C]}. 'pixels': logits [B, H, W, K].
+      'boxes': {'logits': [B, Q, K + 1], 'boxes': [B, Q, 4]}. 'regions': detections and
+      perhaps masks, see `models.rcnn`.
+    inputs: a function of the fields and (H, W) that returns {name: (h, w, C)}, the maps
+      that a model without a backbone takes instead of an image; None: it takes images only.
   """
 
   model: type
   variant: Callable[[str], dict]
   tiny: tuple[dict, ...]
   plain: type | None = None
-  blocks: str = r'(?!)(?P<block>)(?P<layer>)'  # (?!) matches nothing
+  blocks: str = r'(?!)(?P<block>)(?P<layer>)'  # The pattern (?!) matches nothing.
   before: str = '(?!)'
   branch_ends: str = '(?!)'
   prompts: tuple[str, ...] = ()
@@ -96,17 +102,17 @@ class Family:
   inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None = None
 
   def make(self, **fields) -> 'Model':
-    """Returns the model of these fields, of the class `plain` if they set no other."""
+    """Returns the model of these fields. It has the class `plain` if that has them all."""
     model = self.model(**fields)
     if self.plain is None or not model.is_plain:
       return model
     return self.plain(**{k: v for k, v in fields.items() if hasattr(self.plain, k)})
 
   def around(self, backbone: 'Family') -> 'Family':
-    """Returns the facts of a model of this family with a backbone of another.
+    """Returns the facts of a model of this family around a backbone of another family.
 
-    Blocks and all that concerns images are the backbone's, whose parameters are below
-    'backbone/'; what is built on it follows the last block.
+    The facts about blocks and images are the backbone's, and its parameters are below
+    'backbone/'. All other parameters follow the last block.
     """
     inside = lambda regex: None if regex is None else f'backbone/(?:{regex})'
     below = lambda name: None if name is None else f'backbone/{name}'
@@ -132,17 +138,17 @@ class Family:
     )
 
   def is_stacked(self, name: str) -> bool:
-    """Whether a parameter has a leading axis of layers, by its name."""
+    """Whether a parameter of this name has a leading axis of layers."""
     match = re.fullmatch(self.blocks, name)
     return bool(match) and match['layer'] is None
 
   def unstacked(self, name: str, layer: int) -> str:
-    """Returns the name that one layer of a stacked parameter has on its own."""
+    """Returns the unstacked name of one layer of a stacked parameter."""
     block = re.fullmatch(self.blocks, name)['block']
     return f'{block}_{layer}{name[len(block) :]}'
 
   def stacked(self, name: str) -> tuple[str, int] | None:
-    """Returns (name when stacked, layer); None for what is not in a block."""
+    """Returns (stacked name, layer) of a block's parameter; None for other parameters."""
     match = re.fullmatch(self.blocks, name)
     if not match or match['layer'] is None:
       return None
@@ -153,8 +159,8 @@ class Family:
   ) -> tuple[dict[str, int | range], int]:
     """Returns ({name: depth}, number of blocks L).
 
-    The depth is 0 before the first block, 1 to L in the blocks, L + 1 after them; of a
-    stacked parameter it is the range of its layers' depths.
+    The depth is 0 before the first block, 1 to L in the blocks, and L + 1 after them. A
+    stacked parameter has the range of its layers' depths.
 
     Args:
       shapes: the shapes of all parameters of one model, or of its trained parameters.
@@ -181,15 +187,15 @@ class Family:
     return {name: depth(name) for name in shapes}, len(order)
 
   def matrix_axes(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the (input axes, output axes) of a matrix of the blocks, else None."""
+    """Returns the (input axes, output axes) of a matrix in the blocks; None for others."""
     return next((axes for r, axes in self.matrices if re.fullmatch(r, name)), None)
 
   def position_axes(self, name: str) -> str | None:
-    """Returns 'hw', 'h' or 'w' of a position table, see `positions`; else None."""
+    """Returns 'hw', 'h' or 'w' for a position table, see `positions`; None for others."""
     return next((axes for r, axes in self.positions if re.fullmatch(r, name)), None)
 
   def stem(self, names: Iterable[str]) -> str:
-    """Returns which of a model's parameters is its first kernel, [h, w, C, ...]."""
+    """Returns the name of the first kernel [h, w, C, ...] among a model's parameters."""
     names = set(names)
     return next(name for name in self.stems if name in names)
 
@@ -197,7 +203,7 @@ class Family:
 class Model(nn.Module):
   """A model of a family in `models.MODELS`, alone or around a backbone.
 
-  `tune.tuned.Tuned` answers for the model that it wraps; only `shapes` are its own.
+  `tune.tuned.Tuned` passes every question on to the model that it wraps, except `shapes`.
   """
 
   backbone = None  # a field of the models that are built around another one
@@ -214,7 +220,7 @@ class Model(nn.Module):
 
   @property
   def family(self) -> Family:
-    """The facts of the family, around those of the backbone if there is one."""
+    """The facts of the family, combined with those of the backbone if there is one."""
     facts = _find(type(self.untuned))[1]
     return facts if self.backbone is None else facts.around(self.backbone.family)
 
@@ -222,7 +228,7 @@ class Model(nn.Module):
   def fields(self) -> dict:
     """Returns {field: value}, with a backbone as the dict that `models.build` takes.
 
-    A field that only the family's larger class has, see `Family.plain`, has its default.
+    A model of the class `Family.plain` has defaults for the fields that it lacks.
     """
     every = dataclasses.fields(_find(type(self.untuned))[1].model)
     fields = {f.name: getattr(self, f.name, f.default) for f in every}
@@ -233,7 +239,7 @@ class Model(nn.Module):
 
   @nn.nowrap
   def change(self, **values) -> 'Model':
-    """Returns the model, backbone included, with other values of the fields it has."""
+    """Returns the model with other values for the fields that it or its backbone has."""
     every = self.fields()
     fields = {name: value for name, value in values.items() if name in every}
     if self.backbone is not None and 'backbone' not in fields:
@@ -259,7 +265,8 @@ class Model(nn.Module):
   def shapes(self, image_shape: tuple[int, int, int]) -> dict:
     """Returns the shapes of the variables, {'params': ...}, for images (H, W, C).
 
-    Each model and size is traced once: tracing `init` takes longer than tracing the model.
+    Each model and size is traced once, because tracing `init` takes longer than tracing the
+    model.
     """
     shapes = _trace(self, tuple(image_shape))
     return jax.tree.map(lambda x: x, shapes)  # a copy, which the caller may change
@@ -269,7 +276,7 @@ class Model(nn.Module):
     """Raises UserError if the outputs are not of a kind, see `Family.outputs`.
 
     Args:
-      source: the subject of the message, such as the source of the weights.
+      source: the first words of the message, such as the source of the weights.
     """
     if (outputs := self.family.outputs) != kind:
       raise UserError(
@@ -282,8 +289,8 @@ class Model(nn.Module):
   def maps(out: dict) -> dict:
     """Returns the maps [B, h, w, D] among named features.
 
-    Tokens [B, N, D] on the grid of 'stem' count as one, without those in front of the
-    patches, such as a class token and registers.
+    Tokens [B, N, D] count as a map on the grid of 'stem'. Tokens before the patches, such as
+    a class token and registers, are left out.
     """
     h, w = out['stem'].shape[1:3]
     grid = lambda x: x[:, -h * w :].reshape(len(x), h, w, x.shape[-1])
@@ -295,7 +302,7 @@ class Model(nn.Module):
 
 
 def _find(cls: type) -> tuple[str, Family]:
-  """Returns the entry of `models.MODELS` with a class."""
+  """Returns the entry of `models.MODELS` whose model has a class."""
   for name in models.MODELS:
     if cls in ((facts := models.MODELS[name]).model, facts.plain):
       return name, facts
@@ -316,19 +323,19 @@ class Classifier(Model):
   """
 
   num_classes: Annotated[int, Range(1, 2**24)] | None = 1000  # None: no head
-  # Initial logits. -10 for sigmoid losses over i21k: ln(1/21843), the prior of a rare class.
+  # Initial logits. Sigmoid losses over i21k use -10, about ln(1/21843), the prior of a class.
   head_bias_init: float = 0.0
   # Values that the backward pass recomputes: see nn.stack.
   remat: Literal[REMAT] = 'none'
-  # Of the body; final norm, pooling, head and all parameters are float32.
+  # The dtype of the body. Final norm, pooling, head and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
 
   def classify(self, x, out: dict, features: bool, head: Callable = linear_head):
-    """Returns (logits [B, K] of x [B, D], `out` with x as 'pre_logits').
+    """Returns (logits [B, K], out) for x [B, D]. x becomes out['pre_logits'].
 
     Args:
       features: whether the caller reads more of `out` than 'pre_logits'.
-      head: maps x, `num_classes` and `head_bias_init` to logits.
+      head: a function of x, `num_classes` and `head_bias_init` that returns logits.
     """
     out = {**out, 'pre_logits': x} if features else {'pre_logits': x}
     return head(x, self.num_classes, self.head_bias_init), out

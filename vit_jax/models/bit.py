@@ -1,8 +1,9 @@
 """BiT: "Big Transfer (BiT): General Visual Representation Learning", arXiv 1912.11370.
 
-Pre-activation ResNet (v2, arXiv 1603.05027) with GroupNorm and weight standardisation:
-the published files, and the baseline of the ViT paper. Names are those of the published
-files, but for the leading `resnet/` and Flax's `scale`, `bias` for `gamma`, `beta`.
+A pre-activation ResNet (v2, arXiv 1603.05027) with GroupNorm and weight standardisation. It
+is the model of the published BiT files, and the baseline of the ViT paper. Parameters have
+the names of these files, but without the leading `resnet/`, and with Flax's `scale` and
+`bias` for `gamma` and `beta`.
 """
 
 import flax.linen as nn
@@ -16,7 +17,7 @@ from vit_jax.nn.resnet import StdConv
 
 
 def _conv(features, size, strides=1, *, dtype, name='standardized_conv2d'):
-  # Padded alike on both sides, unlike 'SAME' where a stride leaves a remainder.
+  # Both sides have the same padding. With a stride, 'SAME' may pad one side more.
   padding = (size - 1) // 2
   return StdConv(features, size, strides, padding, True, dtype, name=name)
 
@@ -26,7 +27,7 @@ def _relu_norm(x, dtype):
 
 
 class Root(nn.Module):
-  """7x7 convolution and max-pool, without norm: [B, H, W, C] -> [B, H/4, W/4, width]."""
+  """7x7 convolution and max-pool, no norm. Maps [B, H, W, C] to [B, H/4, W/4, width]."""
 
   width: int
   zero_pad_pool: bool
@@ -41,7 +42,7 @@ class Root(nn.Module):
 
 
 class Projection(nn.Module):
-  """The 1x1 convolution of a shortcut whose stride or channels change."""
+  """The 1x1 convolution of a shortcut between different resolutions or channels."""
 
   features: int
   strides: int
@@ -53,7 +54,7 @@ class Projection(nn.Module):
 
 
 class Layer(nn.Module):
-  """Norm, ReLU, convolution; `project`: and, as layer 'a', the shortcut's projection."""
+  """Norm, ReLU and convolution, and if `project` is set the shortcut's projection too."""
 
   features: int
   size: int
@@ -71,7 +72,7 @@ class Layer(nn.Module):
 
 
 class Unit(nn.Module):
-  """Bottleneck whose norms and ReLUs precede its convolutions; the sum is bare."""
+  """Bottleneck whose norms and ReLUs precede its convolutions; no ReLU follows the sum."""
 
   mid: int
   strides: int = 1
@@ -131,8 +132,9 @@ class BiT(Classifier):
 
   blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # channels of the root; stage i has 4 width 2^(i-1) channels
-  # The published models were trained with zeros around the root's max-pool, which has
-  # negative inputs here; big_vision pads with nothing, and so do models trained by it.
+  # Whether zeros surround the input of the root's max-pool, which may be negative. The
+  # published models were trained in this way, but big_vision and the models that it trains
+  # ignore positions beyond the border.
   zero_pad_pool: bool = True
 
   @nn.compact

@@ -1,7 +1,7 @@
 """ConvNeXt: "A ConvNet for the 2020s", arXiv 2201.03545, and V2, arXiv 2301.00808.
 
-Parameters are named as in timm, but V2's normalisation of responses is `mlp/norm`. Differs
-from the authors' code in one thing: the head starts at zero, as in all models here.
+Parameters have timm's names, but V2's response normalisation is `mlp/norm`. The model
+differs from the authors' code in one thing: the head starts at zero, as in all models here.
 """
 
 import functools
@@ -17,7 +17,8 @@ from vit_jax.models.base import Classifier, Family
 from vit_jax.nn.layers import ACTIVATIONS, LayerNorm, MlpBlock, check_images, param
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
-# Blocks and channels per stage: section 3 of the paper; A, F, P, N, H: appendix A.1 of V2.
+# Blocks and channels per stage, from section 3 of the paper. A, F, P, N and H are from
+# appendix A.1 of V2.
 VARIANTS = {
   'A': ((2, 2, 6, 2), (40, 80, 160, 320)),
   'F': ((2, 2, 6, 2), (48, 96, 192, 384)),
@@ -40,9 +41,9 @@ def variant(name: str) -> dict:
 
 
 class ResponseNorm(nn.Module):
-  """x + scale * x * g / mean(g) + bias, g [C] the length of each channel over the map.
+  """Global response normalisation (V2), x + scale * x * g / mean(g) + bias.
 
-  Global response normalisation of V2; maps [B, H, W, C] to the same.
+  g [C] is the length of each channel as a vector over the map. Keeps the shape [B, H, W, C].
   """
 
   dtype: jnp.dtype
@@ -59,7 +60,7 @@ class ResponseNorm(nn.Module):
 
 
 class Block(nn.Module):
-  """x + gamma * mlp(norm(7x7 depthwise convolution(x))): [B, H, W, C] -> the same.
+  """x + gamma * mlp(norm(7x7 depthwise convolution(x))); keeps the shape [B, H, W, C].
 
   V2 has no gamma (`layer_scale` None), but a `ResponseNorm` in the MLP.
   """
@@ -86,7 +87,7 @@ class Block(nn.Module):
 
 
 class DepthwiseConv(nn.Module):
-  """A filter of size x size for every channel, plus a bias; zeros surround the map.
+  """A filter of size x size for every channel, plus a bias. The map is padded with zeros.
 
   Parameters are those of `nn.Conv`: `kernel` [size, size, 1, C] and `bias` [C].
   """
@@ -138,7 +139,7 @@ class ConvNeXt(Classifier):
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies images of any size; positions at the border that do not tile are cut.
+    """Classifies images of any size. Positions that do not fill a patch are cut off.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C],
@@ -147,7 +148,8 @@ class ConvNeXt(Classifier):
     check_images(images)
     if not len(self.depths) == len(self.widths) >= 1:
       raise UserError(
-        f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
+        f'depths={self.depths}, widths={self.widths}: expected one depth and one width '
+        'per stage.'
       )
     x = Patches(self.widths[0], 4, False, self.dtype, name='stem')(images)
     out = {'stem': x}

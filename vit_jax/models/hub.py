@@ -1,7 +1,7 @@
-"""Names of ViTs on the hub, written for transformers, and of their authors and open_clip.
+"""Names of ViTs that transformers, the models' authors and open_clip publish on the hub.
 
-A row of hub.json has a regex; the variant, with groups of the regex; fields; and fields that
-a group adds where it has a given text.
+A row of hub.json has a regex of names, the variant (which may contain the regex's groups),
+fields, and further fields for names in which a group has a given text.
 """
 
 import json
@@ -23,7 +23,7 @@ _SIZES |= {
 
 
 def published(name: str) -> tuple[str, dict] | None:
-  """Returns (variant, fields) of a ViT by its name, None for other names."""
+  """Returns the (variant, fields) of a ViT on the hub by its name; None for other names."""
   rows = json.loads(Path(__file__).with_suffix('.json').read_text('utf-8'))
   for regex, variant, fields, more in rows:
     if match := re.fullmatch(regex, name):

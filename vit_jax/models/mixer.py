@@ -1,7 +1,7 @@
 """MLP-Mixer: "An all-MLP Architecture for Vision", arXiv 2105.01601.
 
-Differs from the reference code in one thing: stochastic depth divides the branches that
-remain by their probability, as in the other models here.
+The model differs from the reference code in one thing: stochastic depth divides the branches
+that remain by their probability, as in the other models here.
 """
 
 import functools
@@ -83,12 +83,12 @@ class MixerBlock(nn.Module):
   def _check_size(self, tokens: int) -> None:
     mixing = self.variables.get('params', {}).get('token_mixing')
     if mixing is None:
-      return  # the parameters are being made, for this size
+      return  # The parameters are being made now, for this size.
     expected = mixing['Dense_0']['kernel'].shape[0]
     if expected != tokens:
       raise UserError(
-        f'Images of {tokens} patches: the parameters of a Mixer are for one size, here '
-        f'{expected} patches, and cannot be fitted to another.'
+        f'Images have {tokens} patches, but the parameters of this Mixer are for {expected} '
+        'patches, and cannot be fitted to another size.'
       )
 
 
@@ -109,7 +109,7 @@ class Mixer(Classifier):
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies images, all of the one size for which the parameters were made.
+    """Classifies images. They must have the size for which the parameters were made.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens',
@@ -150,7 +150,7 @@ FAMILY = Family(
   prompts=('add',),
   stems=('stem/kernel',),
   stride=lambda fields: tuple(fields['patch_size']),
-  any_size=lambda fields: False,  # its MLPs over tokens are of one number of patches
+  any_size=lambda fields: False,  # An MLP over tokens takes one number of patches.
   published=(
     # timm: mixer_b16_224; Google: Mixer-B_16
     (

@@ -1,7 +1,7 @@
 """MViTv2: "Improved Multiscale Vision Transformers", arXiv 2112.01526.
 
-Parameters are those of the published files. Differs from the authors' code in one thing:
-the head starts at zero, as in all models here.
+Parameters are those of the published files. The model differs from the authors' code in one
+thing: the head starts at zero, as in all models here.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from vit_jax.nn.map_positions import DecomposedPositions
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 from vit_jax.nn.windows import Windows
 
-# Width and heads of the first stage, which each further stage doubles, and blocks per
-# stage: Table 1 of the paper, completed by the authors' configs.
+# Width and heads of the first stage, and blocks per stage, from Table 1 of the paper and the
+# authors' configs. Each further stage doubles width and heads.
 VARIANTS = {
   'T': dict(width=96, num_heads=1, depths=(1, 2, 5, 2)),
   'S': dict(width=96, num_heads=1, depths=(1, 2, 11, 2)),
@@ -51,11 +51,12 @@ class Step:
 
   Attributes:
     grid: (h, w) of the block's input.
-    stride: stride of the pooling of queries, and so of the block's output.
+    stride: stride of the pooling of queries, and thereby of the block's output.
     key_stride: stride of the pooling of keys and values.
-    num_heads: heads of attention.
-    attention, width: channels of attention, and of the block's output.
-    window: side of attention's windows of the block's input; 0: none.
+    num_heads: number of heads.
+    attention: channels of the attention's output.
+    width: channels of the block's output.
+    window: side of the attention windows, in positions of the block's input; 0: no windows.
   """
 
   grid: tuple[int, int]
@@ -73,7 +74,7 @@ def _grid_of(grid: _Pair, stride: int) -> _Pair:
 
 
 def _on_map(function: Callable, x, grid: _Pair):
-  """Applies [B, h, w, ...] -> [B, H, W, ...] to the last h w tokens of [B, N, ...]."""
+  """Applies a function of maps [B, h, w, ...] to the last h w tokens of x [B, N, ...]."""
   others = x.shape[1] - grid[0] * grid[1]
   y = function(x[:, others:].reshape(x.shape[0], *grid, *x.shape[2:]))
   y = y.reshape(y.shape[0], -1, *y.shape[3:])
@@ -81,7 +82,7 @@ def _on_map(function: Callable, x, grid: _Pair):
 
 
 class Pool(nn.Module):
-  """A depthwise convolution of 3 x 3 over [B, h, w, M Dh], the same for all M heads."""
+  """A 3 x 3 depthwise convolution over [B, h, w, M Dh] with the same filters for all heads."""
 
   num_heads: int
   stride: int
@@ -89,7 +90,7 @@ class Pool(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    """Returns [B, h / stride, w / stride, M Dh], sides rounded up."""
+    """Returns [B, h / stride, w / stride, M Dh]. Sides are rounded up."""
     head = x.shape[-1] // self.num_heads
     kernel = self.param('kernel', _CONV_INIT, (3, 3, 1, head), jnp.float32)
     kernel = jnp.tile(kernel.astype(self.dtype), self.num_heads)
@@ -99,13 +100,13 @@ class Pool(nn.Module):
 class PoolingAttention(nn.Module):
   """Attention whose queries, keys and values are pooled, with relative positions.
 
-  The pooled queries are added to what they attend to.
+  The pooled queries are added to the attention's result.
 
   Attributes:
     width: channels of all heads together, and of the result.
     stride: stride of the pooling of queries.
     key_stride: stride of the pooling of keys and values.
-    class_residual: whether the query of a token before the map is added as well.
+    class_residual: whether the queries of tokens before the map are added to the result too.
   """
 
   num_heads: int
@@ -165,7 +166,7 @@ class PoolingAttention(nn.Module):
 class Block(nn.Module):
   """Pooling attention and an MLP, both residual. Maps [B, N, C] to [B, n, width].
 
-  Where a branch changes the width, its shortcut is projected from the normed input.
+  If a branch changes the width, its shortcut is a projection of the normalised input.
   """
 
   class_residual: bool
@@ -239,29 +240,31 @@ class MViT(Classifier):
   width: int = 96  # channels of the first stage; each further one has twice as many
   num_heads: int = 1  # heads of the first stage; each further one has twice as many
   depths: tuple[Depth, ...] = (1, 2, 5, 2)  # blocks per stage
-  # The layer that doubles the width: attention of a stage's first block, or the MLP before.
+  # The layer that doubles the width: attention in a stage's first block, or the MLP in the
+  # last block of the stage before.
   expand: Literal['attention', 'mlp'] = 'attention'
-  kv_stride: int = 4  # stride of keys and values in the first stage; then half as large
+  # Stride of keys and values in the first stage; each further stage halves it.
+  kv_stride: int = 4
   mlp_ratio: float = 4.0
   classifier: Literal['gap', 'token'] = 'gap'  # mean of the last map, or a class token
-  # Whether the class token's pooled query, too, is added to the result of attention: in
-  # timm it is, in the authors' code it is not.
+  # Whether the class token's query is added to the attention's result, as the queries of the
+  # map are. timm adds it, the authors' code does not.
   class_residual: bool = False
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  # Side of attention's windows in the first stage, and half of it in each further one: 56 in
-  # detectors. The first block of a stage has the windows of the stage before; the last
-  # blocks of all but the first stage have none, and twice the stride of keys and values
-  # but in the last stage (detectron2).
+  # Side of the attention windows in the first stage (56 in detectors); each further stage
+  # halves it. The first block of a stage has the windows of the stage before. In all stages
+  # but the first, the last block has no windows. Its keys and values have twice the stride,
+  # except in the last stage (detectron2). None: no windows.
   window: int | None = None
   # For detectors: a norm on the map of each stage instead of one after the last stage.
   map_norms: bool = False
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies images of any size; maps whose sides a stride does not divide round up.
+    """Classifies images of any size. A side that a stride does not divide is rounded up.
 
-    Position tables have the size of the images that the parameters were made for, and are
-    resized, linearly, for others.
+    Position tables belong to the size of images for which the parameters were made. For
+    other sizes they are resized linearly.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C],
@@ -275,7 +278,7 @@ class MViT(Classifier):
         'has width / num_heads channels.'
       )
     if self.window and self.classifier == 'token':
-      raise UserError("window is for maps alone: take classifier='gap'.")
+      raise UserError("window excludes a class token: take classifier='gap'.")
     if self.class_residual and self.classifier != 'token':
       raise UserError(
         f"class_residual=True is for classifier='token', not {self.classifier!r}: leave it out."
@@ -313,7 +316,7 @@ class MViT(Classifier):
     return self.classify(x, out, features)
 
   def _steps(self, s: int, grid: tuple[int, int]) -> list[Step]:
-    """Returns the plan of each block of stage s, from 0, for an input map (h, w)."""
+    """Returns the plans of the blocks of stage s (from 0) for an input map (h, w)."""
     depth, heads, width = self.depths[s], self.num_heads << s, self.width << s
     key_stride = max(self.kv_stride >> s, 1)
     first = Step(grid, 2 if s else 1, key_stride, heads, width, width)

@@ -1,8 +1,9 @@
 """ResNet: "Deep Residual Learning for Image Recognition", arXiv 1512.03385.
 
-With BatchNorm, and the stride in the 3x3 convolution of bottlenecks, not in the first 1x1
-(v1.5): the network of torchvision, timm and transformers. Its letters c, d, s and t for
-deeper stems and averaging shortcuts are those of arXiv 1812.01187 and of timm.
+This is the network of torchvision, timm and transformers (v1.5): it has BatchNorm, and in
+bottlenecks the 3x3 convolution has the stride, not the first 1x1 convolution. The letters c,
+d, s and t of variants, for deeper stems and averaging shortcuts, are those of
+arXiv 1812.01187 and of timm.
 """
 
 import functools
@@ -49,10 +50,12 @@ def _conv(width: int, size: int, strides: int, dilation: int, dtype, name: str):
 
 
 class Stem(nn.Module):
-  """7x7 convolution, or 3x3 ones, and max-pool: [B, H, W, C] -> [B, H / 4, W / 4, width].
+  """A 7x7 convolution or several 3x3 convolutions, then a max-pool.
+
+  Maps [B, H, W, C] to [B, H / 4, W / 4, width].
 
   Attributes:
-    deep: channels of the 3x3 convolutions before the last one; None: one of 7x7.
+    deep: channels of the 3x3 convolutions before the last one; None: one 7x7 convolution.
   """
 
   width: int
@@ -73,15 +76,16 @@ class Stem(nn.Module):
 
 
 class Block(nn.Module):
-  """Convolutions beside a shortcut, ReLU after the sum.
+  """Convolutions beside a shortcut, with ReLU after the sum.
 
-  Bottleneck: 1x1, 3x3 and 1x1, narrow in between; basic: 3x3 and 3x3, named 1 and 3,
-  because the last one has the same name in both.
+  A bottleneck has 1x1, 3x3 and 1x1 convolutions, numbered 1 to 3, with fewer channels inside.
+  A basic block has two 3x3 convolutions, numbered 1 and 3, so that the last convolution of
+  both kinds has the same name.
 
   Attributes:
     narrow: channels inside a bottleneck; None: a basic block.
-    avg_down: the shortcut averages 2x2 pixels instead of leaving some out.
-    stride_first: bottlenecks have the stride in the first convolution of 1x1.
+    avg_down: whether the shortcut averages 2x2 pixels instead of leaving some out.
+    stride_first: whether the first 1x1 convolution of bottlenecks has the stride.
   """
 
   width: int
@@ -109,7 +113,7 @@ class Block(nn.Module):
       step = strides
       if self.avg_down and (strides, dilation[1]) != (1, 1):
         step = 1
-        # timm counts the zeros beyond the border where it dilates.
+        # timm counts the zeros beyond the border if the stage is dilated.
         zeros = dict(padding='SAME', count_include_pad=strides == 1)
         shortcut = nn.avg_pool(x, (2, 2), (strides, strides), **zeros)
       shortcut = layer(shortcut, '_proj', self.width, 1, step)
@@ -131,33 +135,35 @@ class ResNet(Classifier):
   """
 
   depths: tuple[Depth, ...] = (3, 4, 6, 3)  # blocks per stage
-  widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that leave each stage
+  widths: tuple[int, ...] = (256, 512, 1024, 2048)  # output channels per stage
   stem_width: int = 64
-  # Channels of 3x3 convolutions before that of the stem, in place of 7x7 (arXiv 1812.01187).
+  # Channels of the 3x3 convolutions before the stem's last one (arXiv 1812.01187); None: one
+  # 7x7 convolution.
   deep_stem: tuple[int, int] | None = None
   block: Literal['bottleneck', 'basic'] = 'bottleneck'
   # Channels inside the bottlenecks of each stage; None: a quarter of `widths`.
   narrow: tuple[int, ...] | None = None
   avg_down: bool = False  # shortcuts average 2x2 pixels (ResNet-D, arXiv 1812.01187)
-  # Pixels per position of the last features; stages that would exceed it are dilated
-  # instead, as torchvision's and timm's: 16 is the DC5 of detectors.
+  # Pixels per position of the last features. A stage that would exceed it is dilated instead
+  # of strided, as in torchvision and timm. 16 is called DC5 in detectors.
   output_stride: Literal[4, 8, 16, 32, 64] = 32
-  # Strides in the first 1x1 convolution of bottlenecks: the paper's, and detectron2's.
+  # Whether the first 1x1 convolution of bottlenecks has the stride, as in the paper and in
+  # detectron2.
   stride_first: bool = False
-  # The first block of a dilated stage has that stage's dilation (detectron2), not that of
-  # the stage before (torchvision, timm).
+  # Whether the first block of a dilated stage has that stage's dilation (detectron2) or the
+  # dilation of the stage before (torchvision, timm).
   dilate_first: bool = False
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
   zero_init: bool = True  # the last norm of a block starts at 0, arXiv 1706.02677, 5.1
-  # Running statistics and the norms' scale and bias stay what they are, as in detectors.
+  # Whether the norms' running statistics, scale and bias never change, as in detectors.
   frozen_norm: bool = False
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies images of any size, standardised.
+    """Classifies standardised images of any size.
 
-    Training normalises by the statistics of the batch, and averages them into the running
-    ones where `mutable=['batch_stats']`.
+    Training normalises by the statistics of the batch. It averages them into the running
+    statistics if the call has `mutable=['batch_stats']`.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' (after the max-pool), 'stage1',
@@ -166,14 +172,15 @@ class ResNet(Classifier):
     check_images(images)
     if not len(self.depths) == len(self.widths) >= 1:
       raise UserError(
-        f'depths={self.depths}, widths={self.widths}: expected one of each per stage.'
+        f'depths={self.depths}, widths={self.widths}: expected one depth and one width '
+        'per stage.'
       )
     narrow = self.narrow or tuple(width // 4 for width in self.widths)
     odd = not self.narrow and any(width % 4 for width in self.widths)
     if self.block == 'bottleneck' and (odd or len(narrow) != len(self.widths)):
       raise UserError(
-        f'widths={self.widths}, narrow={self.narrow}: bottlenecks need widths that 4 '
-        'divides, or as many numbers in narrow.'
+        f'widths={self.widths}, narrow={self.narrow}: expected widths that are multiples '
+        'of 4, or as many numbers in narrow.'
       )
     norm = functools.partial(BatchNorm, frozen=self.frozen_norm, dtype=self.dtype)
     stem = Stem(self.stem_width, self.deep_stem, norm, self.dtype, name='stem')

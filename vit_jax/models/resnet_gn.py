@@ -1,8 +1,8 @@
 """ResNet with GroupNorm and weight standardisation, post-activation (v1).
 
-big_vision's `bit`, the network of its ImageNet recipes, and the trunk of the hybrids,
-whose parameter names it shares. The published BiT files and the ResNets of the ViT paper
-are pre-activation: see `bit`.
+It is big_vision's `bit`, the ResNet of its ImageNet recipes, and the trunk of hybrids, whose
+parameter names it shares. The published BiT files and the ResNets of the ViT paper are
+pre-activation: see `bit`.
 """
 
 import flax.linen as nn

@@ -1,8 +1,8 @@
 """Swin Transformer, arXiv 2103.14030, and its second version, arXiv 2111.09883.
 
-Parameters are those of the published files. Differs from the authors' code in two things:
-the head starts at zero, as in all models here, and the patch embedding as every dense
-layer here does.
+Parameters are those of the published files. The model differs from the authors' code in two
+initial values: the head starts at zero, as in all models here, and the patch embedding starts
+like every dense layer here.
 """
 
 import functools
@@ -45,11 +45,12 @@ _ZEROS = nn.initializers.zeros_init()
 def variant(name: str) -> dict:
   """Returns the fields of 'T', 'B/12', 'V2-B/16' or 'V2-B/12to24'.
 
-  The number is the side of the windows, 7 by default and 8 in V2. 12to24: windows of 24,
-  whose positions are on the scale of the windows of 12 in the pre-training at 192 px.
+  The number is the side of the windows, 7 by default and 8 in V2. '12to24' is for models
+  that were pre-trained at 192 px with windows of 12: windows of 24, with positions scaled by
+  windows of 12.
 
   Raises:
-    UserError: for another name.
+    UserError: for an unknown name.
   """
   match = re.fullmatch(r'(V2-)?(\w+?)(?:/(?:([1-9]\d*)to)?([1-9]\d*))?', name)
   second, size, old, side = match.groups() if match else (None, name, None, None)
@@ -112,7 +113,7 @@ class Block(nn.Module):
       name='mlp',
     )
     drop = lambda y: StochasticDepth()(y, rate, train=train)
-    # The norms of V2 start at zero: a new model is the identity, as the authors'.
+    # The norms of V2 start at zero, as the authors' do, so that a new block is the identity.
     start = dict(scale_init=_ZEROS) if second else {}
     norm1, norm2 = (
       LayerNorm(self.dtype, _EPS, name=name, **start) for name in ('norm1', 'norm2')
@@ -126,7 +127,7 @@ class Block(nn.Module):
 
 
 class Merge(nn.Module):
-  """2 x 2 neighbours become one of twice the width: [B, H, W, C] -> [B, h, w, 2 C]."""
+  """Merges 2 x 2 positions into one of twice the width. Maps [B, H, W, C] to [B, h, w, 2 C]."""
 
   version: int
   dtype: jnp.dtype
@@ -169,7 +170,8 @@ class Swin(Classifier):
   depths: tuple[Depth, ...] = (2, 2, 6, 2)  # blocks per stage
   num_heads: tuple[int, ...] = (3, 6, 12, 24)  # per stage
   windows: tuple[int, ...] = (7, 7, 7, 7)  # sides per stage
-  # V2: sides on whose scale positions within windows are, per stage; (): their own.
+  # V2: sides of the windows of the pre-training, by which positions within windows are
+  # scaled, per stage; (): the sides in `windows`.
   pretrained_windows: Sequence[Annotated[int, Range(0, 4096)]] = ()
   shift: Share = 0.5  # shift of every second block's windows, as a share of their side
   borders: Literal[BORDERS] = 'pad_shift'  # where windows do not tile a map
@@ -182,12 +184,12 @@ class Swin(Classifier):
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies images of any size; what patches or windows do not tile is padded.
+    """Classifies images of any size. Images and maps are padded for patches and windows.
 
     Returns:
-      (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C],
-      each before the merging that leads to the next, 'pre_logits' [B, D], the mean of the
-      last stage after the final norm.
+      (logits [B, K] float32, out): named features, 'stem', 'stage1', ... [B, h, w, C], each
+      before it is merged for the next stage, 'pre_logits' [B, D], the mean of the last stage
+      after the final norm.
     """
     check_images(images)
     stages = self._stages()
@@ -234,15 +236,15 @@ class Swin(Classifier):
     pretrained = tuple(self.pretrained_windows)
     if self.version == 1 and any(pretrained):
       raise UserError(
-        f'pretrained_windows={pretrained} scales the positions of version=2; version=1 '
-        'learns a table for its windows: leave it out.'
+        f'pretrained_windows={pretrained} scales positions, which only version=2 does: '
+        'leave it out.'
       )
     pretrained = pretrained or (0,) * len(self.depths)
     stages = self.depths, self.num_heads, self.windows, pretrained
     if len(set(map(len, stages))) != 1 or not self.depths:
       raise UserError(
         f'depths={self.depths}, num_heads={self.num_heads}, windows={self.windows}, '
-        f'pretrained_windows={pretrained}: expected one of each per stage.'
+        f'pretrained_windows={pretrained}: expected one value of each per stage.'
       )
     return list(zip(*stages, strict=True))
 
@@ -262,7 +264,7 @@ FAMILY = Family(
     (rf'{_BLOCK}/(mlp|relative_positions)/Dense_\d+/kernel', ((-2,), (-1,))),
     (r'stage\d+_downsample/reduction/kernel', ((-2,), (-1,))),
   ),
-  branch_ends=rf'{_BLOCK}/mlp',  # whose norm follows in V2
+  branch_ends=rf'{_BLOCK}/mlp',  # In V2 a norm follows.
   prompts=(),
   stems=('stem/embedding/kernel',),
   offsets=rf'{_BLOCK}/relative_positions/table',

@@ -1,8 +1,8 @@
 """Text towers, and pairs of an image and a text tower.
 
-CLIP: arXiv 2103.00020. A token attends to those before it, and the token that ends the
-text is its feature. SigLIP (arXiv 2303.15343) and SigLIP 2 (2502.14786): every token
-attends to every other one, padding included, and the last position is the feature.
+In CLIP (arXiv 2103.00020) a token attends to those before it, and the feature of a text is
+that of its last token. In SigLIP (arXiv 2303.15343) and SigLIP 2 (2502.14786) every token
+attends to all others, even to padding, and the last position is the feature.
 """
 
 import functools
@@ -17,7 +17,7 @@ from vit_jax.nn.layers import LayerNorm, MlpBlock, MultiHeadDotProductAttention,
 
 
 class TextBlock(nn.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x)). Fields are those of TextTransformer."""
+  """x + attention(norm(x)), then x + mlp(norm(x)). Fields: see `TextTransformer`."""
 
   num_heads: int
   mlp_dim: int
@@ -42,19 +42,20 @@ class TextBlock(nn.Module):
 
 
 class TextTransformer(nn.Module):
-  """Token ids to one vector for each text."""
+  """A transformer that maps the token ids of a text to one vector."""
 
   vocab: int = 49408
-  length: int = 77  # positions
+  length: int = 77  # number of positions
   width: int = 512
   depth: int = 12
   mlp_dim: int = 2048
   num_heads: int = 8
   # causal: a token attends to itself and to those before it; none: to all, even to padding.
   mask: Literal['causal', 'none'] = 'causal'
-  # eot: the token that ends the text; last: the last position.
+  # The token that gives the feature. eot: the one that ends the text; last: the last one.
   pooling: Literal['eot', 'last'] = 'eot'
-  eos: int | None = None  # id of that token; None: the largest id of a text
+  # The id of the token that ends a text; None: the largest id of the text.
+  eos: int | None = None
   outputs: int | None = 512  # width of the projection; None: no projection
   head_bias: bool = False  # whether the projection has a bias
   act: str = 'gelu_erf'
@@ -73,7 +74,9 @@ class TextTransformer(nn.Module):
       'block00', ..., 'encoded' [B, N, D] after the final norm, 'pre_logits' [B, D].
     """
     if ids.shape[1] > self.length:
-      raise UserError(f'{ids.shape[1]} tokens: the text tower takes {self.length}.')
+      raise UserError(
+        f'Texts have {ids.shape[1]} tokens, but the text tower takes {self.length}.'
+      )
     normal, D = nn.initializers.normal, self.width
     embed = nn.Embed(self.vocab, D, embedding_init=normal(0.02), name='embedding')
     table = self.param('pos_embedding', normal(0.01), (self.length, D))
@@ -109,7 +112,8 @@ class TwoTowers(nn.Module):
   of unit length.
 
   Attributes:
-    image: a classifier: its logits, or without classes its 'pre_logits', are the vectors.
+    image: a classifier. Its outputs are the vectors: logits, or 'pre_logits' if
+      `num_classes` is None.
     bias: whether there is a `logit_bias`, as in SigLIP.
   """
 

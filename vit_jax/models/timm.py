@@ -1,8 +1,9 @@
-"""timm's Vision Transformers: the options of its names, and their meaning here.
+"""timm's Vision Transformers: the options behind its names, and their meaning here.
 
-A file that timm writes holds only the options that differ from those of its architecture,
-so the name decides about LayerScale, registers, activation, positions and pooling. timm.json
-has timm 1.0.31's registry: the options of each name that differ from their class's.
+A file that timm writes holds only the options that differ from those of its architecture.
+The architecture's name therefore decides about LayerScale, registers, activation, positions
+and pooling. timm.json is the registry of timm 1.0.31: for each name the options that differ
+from the defaults of its class.
 """
 
 import functools
@@ -15,7 +16,7 @@ from vit_jax import models
 from vit_jax.errors import did_you_mean
 from vit_jax.models.vit import VARIANTS
 
-# The classes' defaults that a translation reads, where they are not None, False or 0.
+# The default options of timm's classes, except those that are None, False or 0.
 _COMMON = dict(patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0)
 _COMMON |= dict(qkv_bias=True, class_token=True, norm_layer='LayerNorm')
 DEFAULTS = {
@@ -28,7 +29,7 @@ DEFAULTS = {
   'beit': _COMMON | dict(global_pool='avg', use_abs_pos_emb=True),
 }
 DEFAULTS['distilled'] = DEFAULTS['vit']
-# Options that have one meaning and several names, which only the given classes have.
+# Options with the same meaning that have different names in different classes.
 EXTRA_NORMS = ('patches', 'tokens', 'qk', 'attention', 'mlp')
 OPTIONS = {
   'vit': dict(registers='reg_tokens', final='final_norm', pooled='fc_norm')
@@ -40,7 +41,7 @@ OPTIONS = {
   'beit': dict(pooled='use_fc_norm', mlp='scale_mlp'),
 }
 OPTIONS['distilled'] = OPTIONS['vit']
-# Our rotary positions -> values of these options.
+# Options of rotary positions. Below, kind of ours -> values of these options.
 ROPE = ('rope_type', 'rope_grid_indexing', 'rope_temperature', 'rope_rotate_half')
 ROPES = {
   'eva': ('cat', 'ij', 10_000.0, False),
@@ -57,7 +58,7 @@ _BLOCKS = {
   'ParallelScalingBlock': 'parallel',
   'ParallelThingsBlock': 'branches',
 }
-# Options that concern training, or that arrays and images tell.
+# Options that concern training only, or that follow from the arrays and images.
 NO_MATTER = (
   r'num_classes|img_size|in_chans|(\w+_)?drop(_\w+)?_rate|weight_init|fix_init'
   r'|head_init_scale|(dynamic|strict)_img_(size|pad)'
@@ -74,7 +75,7 @@ def architectures() -> dict[str, dict]:
 
 
 def options(name: str) -> dict | None:
-  """Returns the options of a name, with or without its tag; None for no ViT of timm."""
+  """Returns the options of a name, with or without a tag; None if timm has no such ViT."""
   return architectures().get(name.partition('.')[0])
 
 
@@ -96,18 +97,20 @@ def fields_of(row: dict) -> dict:
   for key in sorted(row.keys() - get.read):
     if not re.fullmatch(NO_MATTER, key):
       value = f'{key}={row[key]!r}'
-      raise ValueError(f'{value} of timm is not read: it may compute something else')
+      raise ValueError(
+        f"timm's {value} is not supported: it may change the computation"
+      )
   return fields
 
 
 class _Options:
-  """timm's options over their defaults; notes which were read."""
+  """A model's timm options, with their defaults. It records which options were read."""
 
   def __init__(self, defaults: dict, row: dict):
     self.values, self.read = defaults | row, set()
 
   def __call__(self, key: str, *known):
-    """Returns an option, None if it is absent; ValueError unless it is one of `known`."""
+    """Returns an option, None if absent; raises ValueError unless it is in `known`."""
     self.read.add(key)
     value = self.values.get(key)
     if known and value not in known:
@@ -117,7 +120,7 @@ class _Options:
 
 
 def _shared(get: _Options, names: dict[str, str]) -> dict:
-  """Returns the fields whose options have a meaning that classes share."""
+  """Returns the fields whose options have the same meaning in all classes."""
   own = lambda name: get(names[name]) if name in names else None
   patch, width = get('patch_size'), get('embed_dim')
   norm = re.fullmatch(
@@ -163,7 +166,7 @@ def _vit(get: _Options) -> dict:
   )
   get('pool_include_prefix', None, False)
   get('attn_layer', None, 'attn')
-  # Their GluMlp splits its hidden layer: half is the gate. SwiGLU has two layers.
+  # timm's GluMlp has one hidden layer, half of which is the gate. SwiGLU has two layers.
   glu = 'GluMlp(act_layer=SiLU, gate_last=False)'
   if mlp := get('mlp_layer', None, '', 'SwiGLU', glu):
     hidden = int(get('embed_dim') * get('mlp_ratio'))
@@ -184,7 +187,7 @@ def _gated(get: _Options) -> dict:
 def _eva(get: _Options) -> dict:
   ratio, width = get('mlp_ratio'), get('embed_dim')
   bias = {'eva': 'qv', 'rope': 'qkv'}[get('attn_type', 'eva', 'rope')]
-  get('qkv_fused')  # an arrangement of the arrays
+  get('qkv_fused')  # It only changes how the arrays are stored.
   fields = dict(
     qkv_bias=bias if get('qkv_bias') else 'none',
     block='post' if get('use_post_norm') else 'pre',
@@ -196,7 +199,7 @@ def _eva(get: _Options) -> dict:
   if heads and set(heads) != {get('num_heads')}:
     fields['kv_heads'] = tuple(heads)
   if get('global_pool') == 'map':
-    # They pool over all tokens.
+    # EVA's attention pooling reads all tokens.
     fields |= dict(map_prefix=True, map_heads=get('attn_pool_num_heads'))
     fields['map_mlp_dim'] = int(width * (get('attn_pool_mlp_ratio') or ratio))
   return _gated(get) | fields | (_rope(get) if get('use_rot_pos_emb') else {})
@@ -222,7 +225,7 @@ def _beit(get: _Options) -> dict:
   shared, layer = get('use_shared_rel_pos_bias'), get('use_rel_pos_bias')
   if shared and layer:
     raise ValueError(
-      'timm would add the tables of use_shared_rel_pos_bias and of layers'
+      "timm would add up two biases, that of use_shared_rel_pos_bias and the layers' own"
     )
   return _gated(get) | dict(
     relpos='layer' if layer else 'shared' if shared else 'none',
@@ -231,7 +234,10 @@ def _beit(get: _Options) -> dict:
 
 
 def _find_variant(name: str) -> tuple[str | None, dict] | None:
-  """Returns (variant, fields) of a name, see `Family.published`; None for no ViT of timm."""
+  """Returns (variant, fields) of a name of a ViT in timm; None for other names.
+
+  See `Family.published`.
+  """
   if (row := options(name)) is None:
     return None
   fields, usual = fields_of(row), models.signature('vit').parameters

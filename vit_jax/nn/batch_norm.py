@@ -13,16 +13,18 @@ EPS = 1e-5  # PyTorch's, with which the published files were trained
 class BatchNorm(nn.Module):
   """Normalises each channel over batch and space (arXiv 1502.03167).
 
-  Training uses the mean and variance of the whole batch, on any number of devices, and
-  averages them into the running ones if the collection `batch_stats` is mutable. Evaluation
-  uses the running ones. Parameters `scale` and `bias` [C] and statistics `mean` and `var`
-  [C] are float32 whatever `dtype` is.
+  Training uses the mean and variance of the whole batch, on any number of devices. It
+  averages them into the running statistics if the collection `batch_stats` is mutable.
+  Evaluation uses the running statistics. Parameters `scale` and `bias` [C] and statistics
+  `mean` and `var` [C] are float32 for every `dtype`.
 
   Attributes:
-    zero_scale: `scale` starts at 0, so that a residual branch starts as the identity.
-    momentum: share of the running statistics that a step keeps, PyTorch's 1 - momentum.
-    frozen: never trains: it normalises by the running statistics, and `scale` and `bias`
-      are statistics too, not parameters.
+    zero_scale: whether `scale` starts at 0, so that a residual block starts as the
+      identity.
+    momentum: share of the running statistics that a step keeps. It is 1 - momentum in
+      PyTorch.
+    frozen: whether to normalise by the running statistics even in training. `scale` and
+      `bias` are then statistics too, not parameters.
     dtype: dtype of the result.
   """
 
@@ -36,7 +38,7 @@ class BatchNorm(nn.Module):
     """Maps [B, ..., C] to [B, ..., C] of `dtype`.
 
     Raises:
-      UserError: in training, for one value per channel, which has no variance.
+      UserError: in training, if a channel has only one value, whose variance is 0.
     """
     C = x.shape[-1:]
     mean = self.variable(STATS, 'mean', jnp.zeros, C, jnp.float32)
@@ -59,7 +61,7 @@ class BatchNorm(nn.Module):
     now, spread = _moments(x)
     if self.is_mutable_collection(STATS) and not self.is_initializing():
       # As in PyTorch: a batch is normalised by its own variance, but the running variance
-      # estimates that of all images, without the bias of a sample.
+      # is an unbiased estimate of the variance of all images.
       unbiased = spread * (number / (number - 1))
       for running, new in ((mean, now), (var, unbiased)):
         running.value = self.momentum * running.value + (1 - self.momentum) * new
@@ -69,7 +71,7 @@ class BatchNorm(nn.Module):
 def _moments(x):
   """Returns the mean and variance [C] over all axes but the last, in float32.
 
-  In one pass over x, as E[x^2] - E[x]^2: a second one would read all of it again.
+  The variance is E[x^2] - E[x]^2, which takes one pass over x instead of two.
   """
   axes = tuple(range(x.ndim - 1))
   x = x.astype(jnp.float32)

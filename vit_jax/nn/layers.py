@@ -32,10 +32,10 @@ def param(
   init: Callable[[jax.Array], jax.Array],
   shape: tuple[int, ...],
 ) -> jax.Array:
-  """`module.param(name, init)` of a known shape.
+  """Does the same as `module.param(name, init)`, for a known shape.
 
   `Module.param` traces the initialiser to check the shape of an existing parameter, which
-  takes half of the time of tracing a ViT. Here the shape is compared with `shape`.
+  takes half of the time of tracing a ViT. This function compares it with `shape` instead.
 
   Args:
     init: a function that makes the array from a random key.
@@ -53,11 +53,11 @@ def param(
 
 
 class Dense(nn.Dense):
-  """`nn.Dense`, [..., D] -> [..., F], whose kernel may have more axes.
+  """An `nn.Dense` whose kernel may have more than two axes. Maps [..., D] to [..., F].
 
   Attributes:
-    inputs, outputs: axes of the kernel that replace D and F, such as (M, Dh) for heads;
-      the bias has the axes `outputs`. Initial values are those of a kernel [D, F].
+    inputs, outputs: axes of the kernel that replace D and F, such as (M, Dh) for heads.
+      The bias has the axes `outputs`. Initial values are those of a kernel [D, F].
   """
 
   inputs: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class Dense(nn.Dense):
 
 
 class Dropout(nn.Module):
-  """As `nn.Dropout` (arXiv 1207.0580), with masks from `kernels.layers.keep_mask`."""
+  """`nn.Dropout` (arXiv 1207.0580) with masks from `kernels.layers.keep_mask`."""
 
   rate: float
 
@@ -130,7 +130,7 @@ NORMS = {'layer': LayerNorm, 'rms': RMSNorm}
 
 
 class LayerScale(nn.Module):
-  """gamma * x, of a residual branch (CaiT, arXiv 2103.17239); parameter `gamma` [D]."""
+  """Multiplies a residual branch by a parameter `gamma` [D] (CaiT, arXiv 2103.17239)."""
 
   init: float
 
@@ -144,12 +144,15 @@ class LayerScale(nn.Module):
 def group_norm(
   x, name: str, *, eps: float = 1e-6, zero_scale: bool = False, dtype=jnp.float32
 ):
-  """Normalises over space and groups of channels (arXiv 1803.08494), in a module.
+  """Normalises over space and groups of channels (arXiv 1803.08494).
+
+  For use in a compact module.
 
   Args:
     x: [B, H, W, C].
     name: name of the submodule that holds the parameters, `scale` and `bias` [C].
-    zero_scale: `scale` starts at 0, so that a residual branch starts as the identity.
+    zero_scale: whether `scale` starts at 0, so that a residual block starts as the
+      identity.
 
   Returns:
     [B, H, W, C] of `dtype`.
@@ -214,10 +217,11 @@ class MultiHeadDotProductAttention(nn.Module):
   """Projects to M heads, attends, and projects back.
 
   Attributes:
-    dropout: rate of the attention weights.
-    biases: projections with a bias. That of keys cancels in the softmax of plain products.
-    kv_heads: heads of keys and values, each of which M / kv_heads queries share
-      (arXiv 2305.13245); None: M.
+    dropout: dropout rate of the attention weights.
+    biases: names of the projections that have a bias. Without positions and norms of keys,
+      the bias of keys cancels in the softmax.
+    kv_heads: number of heads of keys and values. M / kv_heads heads of queries share each
+      of them (arXiv 2305.13245). None: M.
     qk_norm: a function of `name` that makes a norm of each head's queries or keys
       (arXiv 2302.05442); None: no norm.
     norm: a function of `name` that makes a norm before the last projection; None: no norm.
@@ -244,13 +248,16 @@ class MultiHeadDotProductAttention(nn.Module):
     mask=None,
     positions=None,
   ):
-    """Maps [B, N, D] (attending to [B, S, D], default itself) to [B, N, D].
+    """Maps queries' inputs [B, N, D] to [B, N, D].
 
     Args:
-      inputs_k: [B, S, D], the inputs of the keys, where they differ from those of values.
+      inputs_q: [B, N, D], the inputs of the queries.
+      inputs_kv: [B, S, D], the inputs of the keys and values; None: `inputs_q`.
+      inputs_k: [B, S, D], the inputs of the keys; None: those of the values.
       bias, mask: see `attend`.
-      positions: a function of query [B, N, M, Dh] and key [B, S, M, Dh] that returns
-        both, changed, and a bias or None; see `nn.positions`. It excludes `bias`.
+      positions: a function that takes a query [B, N, M, Dh] and a key [B, S, M, Dh]. It
+        returns both with their positions, and a bias or None; see `nn.positions`. It
+        excludes `bias`.
     """
     inputs_kv = inputs_q if inputs_kv is None else inputs_kv
     inputs_k = inputs_kv if inputs_k is None else inputs_k
@@ -297,12 +304,12 @@ class MultiHeadDotProductAttention(nn.Module):
 def attend_in(
   module: nn.Module, query, key, value, bias=None, *, mask=None, dropout: float = 0.0
 ):
-  """Calls `attend`, whose weights become variables of the calling compact module.
+  """Calls `attend` and makes its weights variables of the calling compact module.
 
-  Weights [B, M, N, S] are sown as `intermediates/.../attention_weights` if that collection
-  is mutable; otherwise a kernel need not store them. A variable
-  `perturbations/.../attention_weights` is added to them. The derivative with respect to it,
-  at zero, is that with respect to the weights.
+  The weights [B, M, N, S] are sown as `intermediates/.../attention_weights` if that
+  collection is mutable. Otherwise a kernel need not store them. If there is a variable
+  `perturbations/.../attention_weights`, it is added to them. The derivative with respect to
+  this variable, at zero, is the derivative with respect to the weights.
 
   Args:
     dropout: rate at which weights are dropped.
@@ -326,9 +333,9 @@ def attend_in(
 
 
 class MAPHead(nn.Module):
-  """Attention pooling: a learned probe attends to all tokens, [B, N, D] -> [B, D].
+  """Attention pooling: a learned probe attends to all tokens. Maps [B, N, D] to [B, D].
 
-  arXiv 2106.04560, section 3.4. The tree is that of big_vision, all in float32.
+  arXiv 2106.04560, section 3.4. Parameters have big_vision's names. All is in float32.
   """
 
   num_heads: int
@@ -358,7 +365,7 @@ class PatchEmbedding(nn.Module):
 
   Attributes:
     patch_size: (ph, pw).
-    stride: pixels per position of x, after a stem. It appears in the error only.
+    stride: pixels per position of x, if a stem comes before. Only the error uses it.
   """
 
   width: int
@@ -369,7 +376,11 @@ class PatchEmbedding(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    """Maps [B, H, W, C] to [B, h, w, D]; UserError if patches do not tile the image."""
+    """Maps [B, H, W, C] to [B, h, w, D].
+
+    Raises:
+      UserError: if patches do not tile the image.
+    """
     H, W = x.shape[1:3]
     ph, pw = self.patch_size
     if H % ph or W % pw:
@@ -391,8 +402,8 @@ class PatchEmbedding(nn.Module):
 def crop_to_patches(images, patch_size: tuple[int, int]):
   """Cuts off the pixels beyond the last whole patch, as big_vision and timm do.
 
-  SigLIP's patches of 14 pixels read 378 of 384. One patch always remains: `PatchEmbedding`
-  then raises an error for smaller images.
+  SigLIP's patches of 14 pixels, for example, cover 378 of 384 pixels. A side shorter than a
+  patch is not cropped, so that `PatchEmbedding` raises its error.
   """
   (H, W), (ph, pw) = images.shape[1:3], patch_size
   return images[:, : max(H // ph, 1) * ph, : max(W // pw, 1) * pw]
@@ -406,7 +417,7 @@ def linear_head(
   use_bias: bool = True,
   name: str = 'head',
 ):
-  """Maps x [B, D] to logits [B, K] by a layer `name`; without classes returns x.
+  """Maps x [B, D] to logits [B, K] by a dense layer; returns x if `num_classes` is None.
 
   For use in a compact module. The kernel starts at 0, so all logits start at `bias_init`.
   """

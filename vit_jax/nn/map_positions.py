@@ -1,4 +1,4 @@
-"""Positions of maps of any size: a resized table, and relative ones in attention."""
+"""Positions of maps of any size: a resized table, and relative positions in attention."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -11,13 +11,13 @@ Pair = tuple[int, int]
 
 
 class ResizedPositions(nn.Module):
-  """A learned table of another grid, `pos_embedding`, resized to the grid of the tokens.
+  """A learned table `pos_embedding`, resized from its own grid to that of the tokens.
 
-  It is resized at every use, bicubic as in PyTorch: images may have any size.
+  Every call resizes it, by PyTorch's bicubic method, so images may have any size.
 
   Attributes:
     grid: (h, w) of the table.
-    class_row: whether the table begins with the row of a class token, which is not read.
+    class_row: whether the table begins with a row for a class token. That row is not used.
   """
 
   grid: Pair
@@ -43,8 +43,9 @@ class DecomposedPositions(nn.Module):
   """Adds q . rows[dy] + q . columns[dx] to the scores, for offsets between two maps.
 
   "MViTv2", arXiv 2112.01526, section 4.1, equation 4; ViTDet has them too. Parameters are
-  `rows` [2 h - 1, Dh] and `columns` [2 w - 1, Dh] for h x w, the larger of the two maps,
-  in whose pixels offsets are counted. For other maps they are resized, linearly.
+  `rows` [2 h - 1, Dh] and `columns` [2 w - 1, Dh], where h x w is the size of the larger
+  map. Offsets are counted in its pixels. For maps of another size the parameters are
+  resized linearly.
 
   Attributes:
     std: standard deviation of the initial values.
@@ -57,9 +58,9 @@ class DecomposedPositions(nn.Module):
     """Returns (query, key, GridBias); see `MultiHeadDotProductAttention`.
 
     Args:
-      query: [B, N, M, Dh]. The last queries are a map, row by row; others get no bias.
-      key: [B, S, M, Dh], likewise.
-      grid, keys: (h, w) of the queries' map, and of the keys' map.
+      query: [B, N, M, Dh]. The last queries are a map, row by row. The others get no bias.
+      key: [B, S, M, Dh]. The last keys are a map in the same way.
+      grid, keys: sizes (h, w) of the queries' map and of the keys' map.
     """
     B, N, M, Dh = query.shape
     others = N - grid[0] * grid[1]
@@ -75,16 +76,17 @@ class DecomposedPositions(nn.Module):
     return query, key, GridBias(flat(rows), flat(columns))
 
   def _between(self, name: str, n: int, k: int, Dh: int):
-    """Returns the vectors [n, k, Dh] of every query and key along one axis."""
+    """Returns the vectors [n, k, Dh] of all pairs of query and key along one axis."""
     length = needed = 2 * max(n, k) - 1
-    if self.has_variable('params', name):  # It may be that of another image size.
+    # An existing parameter may be for another image size.
+    if self.has_variable('params', name):
       length = self.get_variable('params', name).shape[0]
     start = nn.initializers.truncated_normal(self.std)
     table = self.param(name, start, (length, Dh), jnp.float32)
     if length != needed:
       matrix = resample.matrix(length, needed, 'bilinear', antialias=False)
       table = jnp.matmul(jnp.asarray(matrix, jnp.float32), table, precision='highest')
-    # In float32 and truncated to integers, as in the reference codes.
+    # Offsets are computed in float32 and truncated to integers, as in the reference codes.
     steps = [np.float32(max(a / b, 1.0)) for a, b in ((k, n), (n, k))]
     at_query, at_key = (
       np.arange(m) * step for m, step in zip((n, k), steps, strict=True)

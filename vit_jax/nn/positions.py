@@ -26,13 +26,15 @@ class PositionEmbedding(nn.Module):
   """Position embeddings added to the tokens.
 
   Attributes:
-    kind: 'learn': a table `pos_embedding` [1, N, D] ("1-D" in the paper), with rows for
-      tokens outside the grid (cls); 'learn2d': half of the channels by row, half by
-      column, `pos_embedding_y` [1, h, D / 2] and `pos_embedding_x` [1, w, D / 2], with
-      `pos_embedding_cls` [1, N - h w, D] for tokens outside the grid; 'sincos2d': see
-      `sincos2d`, zero for tokens outside the grid.
+    kind: one of ADDED.
+      'learn': a table `pos_embedding` [1, N, D] ("1-D" in the paper). It has rows for
+      tokens outside the grid, such as cls, too.
+      'learn2d': half of the channels depend on the row, `pos_embedding_y` [1, h, D / 2],
+      and half on the column, `pos_embedding_x` [1, w, D / 2]. Tokens outside the grid have
+      a table of their own, `pos_embedding_cls` [1, N - h w, D].
+      'sincos2d': see `sincos2d`. Tokens outside the grid have zeros.
     std: standard deviation of the initial values; None: 1 / sqrt(D).
-    tokens: which tokens outside the grid have rows too: all ('prefix'), the first ('cls'),
+    tokens: which tokens outside the grid have rows: all ('prefix'), the first ('cls'),
       or none ('patches'). The others have zeros.
   """
 
@@ -45,11 +47,11 @@ class PositionEmbedding(nn.Module):
     """Returns [1, N, D] in the dtype of the tokens.
 
     Args:
-      x: tokens [B, N, D], of which only shape and dtype are read.
+      x: tokens [B, N, D]. Only their shape and dtype are used.
       grid: (h, w) of the last h * w tokens.
 
     Raises:
-      UserError: for another grid than that of the tables.
+      UserError: if the tables are for another grid.
     """
     (_, N, D), (h, w) = x.shape, grid
     others = {'prefix': N - h * w, 'cls': min(N - h * w, 1), 'patches': 0}[self.tokens]
@@ -84,14 +86,15 @@ class PositionEmbedding(nn.Module):
 
 
 class RelativePositions(nn.Module):
-  """Relative positions in the sequence of tokens (arXiv 1803.02155, for keys only).
+  """Relative positions of keys in the sequence of tokens (arXiv 1803.02155).
 
   The score of a query n for a key s is q_n . (k_s + r_(n-s)) / sqrt(Dh), where r is the
   row of `pos_embedding` [2 N - 1, Dh] for the offset n - s, the same for all heads. Tokens
-  are numbered in sequence, cls first, then patches row by row; D.4 leaves this open.
+  are numbered in sequence: cls first, then patches row by row. Section D.4 of the ViT paper
+  does not specify this.
 
   Attributes:
-    grid: (h, w) of the patches, for the error.
+    grid: (h, w) of the patches. Only the error uses it.
     std: standard deviation of the initial values; None: 1 / sqrt(Dh).
   """
 
@@ -125,11 +128,11 @@ class RelativePositions(nn.Module):
 
 
 class TableOfOffsets(nn.Module):
-  """A bias of scores, learned per head and offset in the grid (BEiT, arXiv 2106.08254).
+  """A learned bias of scores for each head and offset in the grid (BEiT, arXiv 2106.08254).
 
-  The offset of a key from a query has the row (dy + h - 1)(2 w - 1) + dx + w - 1 of `table`
-  [R, M], with (dy, dx) from key to query. Three more rows are for pairs with a token before
-  the patches: from it to a patch, from a patch to it, and among themselves.
+  The offset (dy, dx) from a key to a query has row (dy + h - 1)(2 w - 1) + dx + w - 1 of
+  `table` [R, M]. Three more rows are for pairs with tokens before the patches: a query
+  before the patches, a key before them, and both.
 
   Attributes:
     grid: (h, w) of the patches.
@@ -140,7 +143,7 @@ class TableOfOffsets(nn.Module):
 
   @nn.compact
   def __call__(self, tokens: int):
-    """Returns the bias [1, M, N, N] in float32 of N tokens, the last of them the grid's."""
+    """Returns the bias [1, M, N, N] of N tokens, in float32. Patches are the last tokens."""
     h, w = self.grid
     before, pairs = tokens - h * w, (2 * h - 1) * (2 * w - 1)
     rows = pairs + 3 * bool(before)
@@ -167,17 +170,17 @@ def check_rows(
 
   Args:
     module: a bound Linen module. Its table may not exist yet.
-    rows: expected length of `axis`.
+    rows: the expected length of `axis`.
     grid: (h, w) of the patches, for the message.
-    other: the alternative to other images, for the message.
+    other: what the user can do instead of changing the images' size, for the message.
   """
   if not module.has_variable('params', name):
     return
   existing = module.get_variable('params', name).shape[axis]
   if existing != rows:
     raise UserError(
-      f'Images of {grid[0]}x{grid[1]} patches need {rows} rows of {name}: the position '
-      f'embeddings have {existing}. Make the images of the size that the parameters are '
+      f'Images of {grid[0]}x{grid[1]} patches need {rows} rows of {name}, but the position '
+      f'embeddings have {existing}. Resize the images to the size that the parameters are '
       f'for, or {other}.'
     )
 
@@ -188,8 +191,9 @@ def check_rows(
 def sincos2d(h: int, w: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
   """Returns the fixed 2-D sine-cosine embedding [1, h * w, D] in float32.
 
-  From MoCo v3 (arXiv 2104.02057, section 4), with big_vision's D / 4 frequencies, from 1
-  to 1 / temperature. Channels are [sin x, cos x, sin y, cos y]; positions go row by row.
+  It is MoCo v3's (arXiv 2104.02057, section 4), with big_vision's D / 4 frequencies from 1
+  to 1 / temperature. Channels are [sin x, cos x, sin y, cos y]. Positions are in the order
+  of rows.
   """
   if width % 4:
     raise UserError(f'posemb sincos2d needs a width divisible by 4, not {width}.')
@@ -204,12 +208,13 @@ def sincos2d(h: int, w: int, width: int, temperature: float = 10_000.0) -> np.nd
 def sine_of_mask(
   mask: jax.Array, width: int, temperature: float = 10_000.0
 ) -> jax.Array:
-  """Returns DETR's embedding [B, h, w, D] in float32, of positions within a mask.
+  """Returns DETR's embedding of positions within a mask, [B, h, w, D] in float32.
 
-  Rows and columns are counted from 1 and divided by their number, so that a position is a
-  share of the image without its padding, as an angle of up to 2 pi. Each has D / 4
-  frequencies, geometric from 1 to nearly 1 / temperature, in channels [sin, cos, sin, ...];
-  rows come first. arXiv 2005.12872, section A.4, with the constants of the authors' code.
+  Rows and columns are counted from 1 and divided by their number without padding. The
+  quotient is multiplied by 2 pi, which gives an angle. Rows and columns have D / 4
+  frequencies each, in a geometric sequence from 1 to nearly 1 / temperature. Their channels
+  are [sin, cos, sin, ...], those of rows first. arXiv 2005.12872, section A.4, with the
+  constants of the authors' code.
 
   Args:
     mask: bool [B, h, w], False for padding.
@@ -234,13 +239,13 @@ def sine_of_mask(
 class Kind(NamedTuple):
   """The way in which published models rotate queries and keys by patch positions.
 
-  RoFormer (arXiv 2104.09864, equation 15) along both axes of the image. Tokens before the
-  patches are not rotated.
+  RoFormer (arXiv 2104.09864, equation 15) is applied along both axes of the image. Tokens
+  before the patches are not rotated.
 
   Attributes:
     axes: the axis of the first and of the second Dh / 4 angles.
-    interleaved: whether channels 2 j and 2 j + 1 are the pair that angle j turns, as in
-      EVA-02, or j and j + Dh / 2, as in DINOv3.
+    interleaved: whether angle j rotates the channels 2 j and 2 j + 1, as in EVA-02, or j
+      and j + Dh / 2, as in DINOv3.
     base: frequencies are base ** (-k / (Dh / 4)), k = 0, 1, ...
   """
 
@@ -258,7 +263,7 @@ ROPES = {
   # EVA-02 (arXiv 2303.11331) and Perception Encoder (arXiv 2504.13181).
   'eva': Kind('yx', True, 10_000.0),
   'pe': Kind('xy', True, 10_000.0),
-  # DINOv3 (arXiv 2508.10104): places in [-1, 1], angles of up to 2 pi.
+  # DINOv3 (arXiv 2508.10104): positions in [-1, 1], angles of up to 2 pi.
   'dinov3': Kind('yx', False, 100.0),
 }
 
@@ -269,7 +274,8 @@ class Rope(nn.Module):
   Attributes:
     kind: one of ROPES. 'mixed' has parameters `frequencies` [2, M, Dh / 2].
     grid: (h, w) of the last h * w tokens.
-    base: None: the kind's own; or all Dh / 4 periods.
+    base: the base of the frequencies, or a sequence of all Dh / 4 periods; None: the kind's
+      own base.
     reference: the grid (h, w) to whose size the kinds 'eva' and 'pe' scale positions, or
       None.
     first: the number of the first row and column; 'pe' counts from 1 if there is a class
@@ -289,7 +295,7 @@ class Rope(nn.Module):
 
   @nn.compact
   def __call__(self, query, key):
-    """Returns (query, key, no bias): both are rotated.
+    """Returns (rotated query, rotated key, None). There is no bias.
 
     Args:
       query: [B, N, M, Dh], of the first N of the S tokens.
@@ -299,7 +305,7 @@ class Rope(nn.Module):
     if Dh % 4:
       raise UserError(
         f'rope and posemb rotary need heads of a multiple of 4 channels, not {Dh}: choose '
-        'another num_heads (each has width / num_heads).'
+        'another num_heads (each head has width / num_heads channels).'
       )
     places = self._places(kind)  # [h w, 2]
     if self.kind == 'mixed':
@@ -324,7 +330,7 @@ class Rope(nn.Module):
     places = np.stack([places[axis].ravel() for axis in kind.axes], axis=1)
     if not (self.augment and self.train):
       return places
-    # Of DINOv3's released code: a shift and a stretch per axis, and one of both.
+    # DINOv3's released code: a shift and a stretch per axis, and a stretch of both axes.
     shift, *stretch = self.augment
     keys = jax.random.split(self.make_rng('dropout'), 3)
     places = places + jax.random.uniform(keys[0], (2,), minval=-shift, maxval=shift)
@@ -352,7 +358,7 @@ class Rope(nn.Module):
 
 
 def _random_directions(base: float):
-  """Initial frequencies of RoPE-Mixed: of each head along a random pair of axes."""
+  """Makes the initial frequencies of RoPE-Mixed, along random axes for each head."""
 
   def init(key, shape):
     _, M, half = shape

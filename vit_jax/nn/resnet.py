@@ -1,5 +1,6 @@
-"""ResNets (arXiv 1512.03385): their shapes, and the post-activation trunk with
-GroupNorm and weight standardisation that hybrids and `resnet_gn` share.
+"""ResNets (arXiv 1512.03385): their shapes, and a trunk that hybrids and `resnet_gn` share.
+
+The trunk is post-activation, with GroupNorm and weight standardisation.
 """
 
 import re
@@ -24,39 +25,41 @@ STAGES = {
 
 
 def variant(name: str) -> dict:
-  """Returns the fields `blocks` and `width` of 'R50', or 'R152x4' for four times wider.
+  """Returns the fields `blocks` and `width` of 'R50', or of 'R152x4', four times as wide.
 
   Raises:
-    UserError: for another name.
+    UserError: for an unknown name.
   """
   match = re.fullmatch(r'R(\d+)(?:x([1-9]\d*))?', str(name))
   if not match or int(match[1]) not in STAGES:
     names = [f'R{depth}' for depth in STAGES]
     raise UserError(
-      f'Unknown ResNet variant {name!r}: one of {names}, or with a factor of its width '
-      f"such as 'R50x3'.{did_you_mean(str(name).split('x')[0], names)}"
+      f'Unknown ResNet variant {name!r}: expected one of {names}, or one of them with a '
+      f"multiple of its width, such as 'R50x3'."
+      f'{did_you_mean(str(name).split("x")[0], names)}'
     )
   return dict(blocks=STAGES[int(match[1])], width=64 * int(match[2] or 1))
 
 
 def stride(blocks: tuple[int, ...] | None) -> int:
-  """Returns the pixels of one position of the trunk's output; None, no trunk: 1."""
+  """Returns the pixels per position of the trunk's output; 1 if there is no trunk (None)."""
   return 1 if blocks is None else 4 * 2 ** max(len(blocks) - 1, 0)
 
 
 class StdConv(nn.Module):
-  """A convolution without bias whose kernel has mean 0 and deviation 1 per output.
+  """A convolution without bias that standardises its kernel.
 
-  Its one parameter is `kernel` [kh, kw, C, features] in float32, standardised in
-  float32 at every call. The two reference codes guard the division differently, and a
-  published file agrees only with its own: w / (std + 1e-5) in the hybrids and in
-  `resnet_gn`, w / sqrt(var + 1e-10) in the published BiT (`eps_in_root`).
+  The parameter `kernel` [kh, kw, C, features] is float32. Every call scales it in float32
+  to mean 0 and standard deviation 1 for each output channel. The two reference codes
+  protect the division differently, and a published file needs that of its own code:
+  w / (std + 1e-5) in the hybrids and in `resnet_gn`, w / sqrt(var + 1e-10) in the published
+  BiT (`eps_in_root`).
   """
 
   features: int
   kernel_size: int
   strides: int = 1
-  padding: str | int = 'SAME'  # a number: so many zeros on each side
+  padding: str | int = 'SAME'  # or the number of zeros on each side
   eps_in_root: bool = False
   dtype: jnp.dtype = jnp.float32
 
@@ -83,20 +86,20 @@ class StdConv(nn.Module):
 
 
 def standardise(kernel, *, eps_in_root: bool = False):
-  """Returns the kernel [kh, kw, C, K] with mean 0 and deviation 1 over (kh, kw, C)."""
+  """Scales a kernel [kh, kw, C, K] to mean 0 and standard deviation 1 over (kh, kw, C)."""
   centred = kernel - kernel.mean((0, 1, 2), keepdims=True)
   variance = (centred * centred).mean((0, 1, 2), keepdims=True)
   if eps_in_root:
     return centred * jax.lax.rsqrt(variance + 1e-10)
-  # A constant kernel, pruned or decayed to zero, must not have an infinite gradient.
+  # A constant kernel, such as one decayed to zero, must not have an infinite gradient.
   return centred / (jnp.sqrt(jnp.maximum(variance, 1e-30)) + 1e-5)
 
 
 class Bottleneck(nn.Module):
-  """1x1, 3x3 and 1x1 convolutions beside a shortcut: [B, H, W, C] -> [B, h, w, 4 mid].
+  """1x1, 3x3 and 1x1 convolutions beside a shortcut. Maps [B, H, W, C] to [B, h, w, 4 mid].
 
-  Post-activation: ReLU follows the sum. The stride is that of the 3x3 convolution, and
-  the shortcut is projected where stride or channels change.
+  Post-activation: ReLU follows the sum. The 3x3 convolution has the stride. The shortcut is
+  projected if the resolution or the number of channels changes.
   """
 
   mid: int
@@ -139,13 +142,13 @@ class Stage(nn.Module):
 
 
 def rematerialised(Unit, remat: str):
-  """Returns the module's class, recomputed in the backward pass as `remat` says."""
+  """Returns the module's class with the rematerialisation `remat`, see `nn.stack`."""
   policy = remat_policy(remat)
   return Unit if policy is None else nn.remat(Unit, policy=policy)
 
 
 def trunk(images, blocks: tuple[int, ...], width: int, *, remat: str, dtype):
-  """Runs root and stages, whose parameters become those of the calling compact module.
+  """Runs root and stages in the calling compact module, which owns their parameters.
 
   Args:
     images: [B, H, W, C].

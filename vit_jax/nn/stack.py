@@ -11,20 +11,20 @@ from vit_jax.errors import UserError, choose
 from vit_jax.kernels import ATTENDED, CONVOLVED, WEIGHTS
 
 # How much of a block the backward pass recomputes, from nothing to everything:
-# everything_saveable: nothing, not even the elementwise operations that XLA would.
-# none: elementwise operations, as XLA chooses; a scan also recomputes some products.
-# dots_saveable: all but the results of products (attention's too) and of convolutions.
-# dots: all but the results of dense layers.
+# everything_saveable: nothing, not even elementwise operations that XLA would recompute.
+# none: the elementwise operations that XLA chooses; a scan also recomputes some products.
+# dots_saveable: everything but products (even those of attention) and convolutions.
+# dots: everything but dense layers.
 # full: the whole block, from its input.
 REMAT = ('none', 'full', 'dots', 'dots_saveable', 'everything_saveable')
 
 
 def remat_policy(name: str, scan: bool = False):
-  """Returns the `jax.checkpoint` policy of a name in REMAT; None leaves it to XLA.
+  """Returns the `jax.checkpoint` policy of a name in REMAT; None leaves the choice to XLA.
 
-  A scan keeps whatever the derivative reads, because XLA cannot look across its steps; in
-  a loop XLA recomputes elementwise operations by itself. So 'none' is a policy of its own
-  in a scan.
+  In a loop XLA recomputes elementwise operations by itself. In a scan it stores every value
+  that the derivative reads, because it cannot look across the steps. The name 'none'
+  therefore has a policy for scans.
   """
   policies = jax.checkpoint_policies
   match choose('remat policy', name, REMAT):
@@ -42,7 +42,7 @@ def remat_policy(name: str, scan: bool = False):
 
 
 def _products(primitive, *avals, **params) -> bool:
-  """Keeps products that widen, convolutions and attention; all else is recomputed.
+  """A policy that keeps products that widen, convolutions and attention, and no more.
 
   A scan stacks the results that it keeps. On TPUs it takes longer to move the result of a
   product [D, D] into that stack and out again than to compute it twice: by XLA's cost model
@@ -52,7 +52,7 @@ def _products(primitive, *avals, **params) -> bool:
   if primitive.name == 'dot_general':
     return _widens(*avals, **params)
   named = jax.checkpoint_policies.save_only_these_names(WEIGHTS, ATTENDED, CONVOLVED)
-  # The second one is cuDNN's attention, which keeps more than its result.
+  # The second one is cuDNN's attention.
   saved = ('conv_general_dilated', 'dot_product_attention_fwd')
   return primitive.name.startswith(saved) or named(primitive, *avals, **params)
 
@@ -88,20 +88,23 @@ def stack(
     block: a function `block(name=)` that makes a module with
       `__call__(x, rate, train=) -> x`.
     x: [B, ..., D].
-    name: name of the parameters: `{name}_0`, ...; scanned: `name`, with an axis [L] first.
+    name: name of the parameters: `{name}_0`, ...; in a scan `name`, with a first axis [L].
     rates: rates of stochastic depth of the L blocks.
-    scan: one block in a loop, which makes compilation shorter and the program smaller.
+    scan: whether to run one block in a loop of XLA's (`nn.scan`), which makes compilation
+      shorter and the program smaller.
     remat: see `remat_policy`.
-    between: `between(i, x) -> x`, applied to the input of block i, such as prompts to
-      insert. Scanned, `i` is traced: it may index an array, and x must keep its shape.
-    more: `more(i)` returns further keyword arguments of block i, unless scanned.
+    between: a function `between(i, x) -> x` of the input of block i, for example one that
+      inserts prompts. In a scan `i` is traced: it may index an array, and x must keep its
+      shape.
+    more: a function `more(i)` that returns further keyword arguments of block i; not for
+      scans.
     shared: further keyword arguments of every block.
 
   Returns:
     (x, {'block00': x, ...}): the output of each block.
 
   Raises:
-    UserError: where `between` changes the shape of a scanned block's input.
+    UserError: if `between` changes the shape of a scanned block's input.
   """
   policy = remat_policy(remat, scan)
   rates = rates if any(rates) else [None] * len(rates)
@@ -111,12 +114,12 @@ def stack(
       shape, x = x.shape, between(i, x)
       if scan and x.shape != shape:
         raise UserError(
-          f'{name}: tokens of shape {shape} became {x.shape} between scanned blocks, '
-          'which are all of one shape. Keep the shape, or set scan=False.'
+          f'{name}: the shape of tokens changed from {shape} to {x.shape} between scanned '
+          'blocks, which all take one shape. Keep the shape, or set scan=False.'
         )
     arguments |= shared or {}
     call = lambda module, x: module(x, rate, train=train, **arguments)
-    if policy is not None:  # A loop keeps XLA from merging the two computations.
+    if policy is not None:  # A scan's loop keeps XLA from merging the two computations.
       call = nn.remat(call, policy=policy, prevent_cse=not scan)
     return call(module, x)
 
@@ -152,7 +155,7 @@ class StochasticDepth(nn.Module):
 
   @nn.compact
   def __call__(self, x, rate, *, train: bool = False):
-    """Maps x [B, ...] to its like; rate: a float or scalar array in [0, 1), or None."""
+    """Maps x [B, ...] to the same shape. `rate` is a number in [0, 1), or None for 0."""
     if rate is None or not train:
       return x
     shape = (x.shape[0],) + (1,) * (x.ndim - 1)

@@ -14,17 +14,20 @@ from vit_jax.nn.layers import Dense
 Pair = tuple[int, int]
 _INIT = nn.initializers.truncated_normal(0.02)
 
-# Where windows do not tile a map, codes differ. 'pad_shift' is the authors': windows are
-# as small as the shorter side of a smaller map, and not shifted then; maps are padded,
-# then shifted. 'shift_pad' is timm's: windows are cut to size and left unshifted side by
-# side; maps are shifted, then padded. 'pad_shift_twice' is transformers' second version,
-# which adds the mask of shifted windows twice. 'pad_always' is the authors' for detectors:
-# windows of a smaller map have their whole size, and are shifted.
+# What implementations do if windows do not tile a map:
+# pad_shift: the authors' code. Maps are padded, then shifted. On a map smaller than a
+#   window, the side of windows is the map's shorter side, and they are not shifted.
+# shift_pad: timm. Maps are shifted, then padded. Along a side shorter than a window,
+#   windows have the length of that side and are not shifted.
+# pad_shift_twice: transformers' second version. It is pad_shift, but adds the mask of
+#   shifted windows twice.
+# pad_always: the authors' code for detectors. Even on smaller maps windows keep their size
+#   and are shifted.
 BORDERS = ('pad_shift', 'shift_pad', 'pad_shift_twice', 'pad_always')
 
 
 def pad(x, multiple: Pair):
-  """Returns a map [B, H, W, C] with zeros below and right, to multiples of (h, w)."""
+  """Pads a map [B, H, W, C] with zeros below and right to multiples of (h, w)."""
   rows, columns = (-n % m for n, m in zip(x.shape[1:3], multiple, strict=True))
   if not rows and not columns:
     return x
@@ -39,8 +42,8 @@ class Windows:
     map: (H, W), the size of the map.
     window: (h, w), the size of a window.
     shift: (down, across), the offset of the windows from the tiles of an unshifted map.
-    pad_first: whether a map that windows do not tile is padded and then shifted, or
-      shifted and then padded: zeros come to lie elsewhere.
+    pad_first: whether a map that windows do not tile is padded and then shifted, or shifted
+      and then padded. The order decides where the zeros are.
   """
 
   map: Pair
@@ -50,7 +53,7 @@ class Windows:
 
   @property
   def grid(self) -> Pair:
-    """(rows, columns) of windows."""
+    """The number of windows: (rows, columns)."""
     return tuple(math.ceil(n / w) for n, w in zip(self.map, self.window, strict=True))
 
   def cut(self, x):
@@ -75,8 +78,9 @@ class Windows:
   def _roll(self, x, sign: int):
     for axis, shift in enumerate(self.shift, start=1):
       if by := sign * shift % x.shape[axis]:
-        # A part of a map beside itself: XLA for TPUs makes one operation of it, but
-        # writes both parts that `jnp.roll` joins. 4 % of Swin-T's step on a v5e.
+        # Slice a map that is concatenated with itself. XLA for TPUs makes one operation
+        # of this, while `jnp.roll` writes two parts and joins them. It saves 4 % of
+        # Swin-T's step on a v5e.
         twice = jnp.concatenate([x, x], axis)
         x = lax.slice_in_dim(
           twice, x.shape[axis] - by, 2 * x.shape[axis] - by, axis=axis
@@ -86,12 +90,12 @@ class Windows:
   def mask(self, batch: int, value: float):
     """Returns the bias [B n, 1, h w, h w] that separates tokens which are not neighbours.
 
-    Shifting in a circle brings the first rows and columns behind the last ones, into the
-    same windows. Where nothing is shifted, the bias is 0.0.
+    A circular shift moves the first rows and columns after the last ones, into the same
+    windows. If nothing is shifted, the bias is 0.0.
 
     Args:
       batch: B n, the number of windows in all images.
-      value: the bias of such pairs of tokens; others have 0.
+      value: the bias of two tokens that are not neighbours; other pairs have 0.
     """
     if not any(self.shift):
       return 0.0
@@ -106,14 +110,15 @@ class Windows:
     parts = 2 * down[:, None, :, None] + across[None, :, None, :]
     parts = jnp.asarray(parts.reshape(-1, math.prod(self.window)))
     apart = parts[:, :, None] != parts[:, None]  # [n, h w, h w]
-    # Repeated for every image as booleans, which are read where scores are. XLA would
-    # write a float32 bias to memory: 8 % of two blocks on a TPU v5e.
+    # The mask is repeated for every image as booleans, which XLA reads while it computes
+    # the scores. It would write a float32 bias to memory, which takes 8 % of the time of
+    # two blocks on a TPU v5e.
     every = jnp.broadcast_to(apart, (batch // len(apart), *apart.shape))
     return jnp.where(every.reshape(-1, 1, *apart.shape[1:]), value, 0.0)
 
 
 def windows_of(map, side: int, shift: int, borders: str) -> Windows:
-  """Returns how a map (H, W) is cut into windows of up to side x side.
+  """Returns the windows, of up to side x side, of a map (H, W).
 
   Args:
     shift: the shift of the windows, if there are several.
@@ -141,8 +146,8 @@ def from_table(table, window: Pair):
   """Returns the bias [M, h w, h w] of every query and key of a window.
 
   Args:
-    table: [2 H - 1, 2 W - 1, M], of offsets from (1 - H, 1 - W) to (H - 1, W - 1). Those
-      further apart than the table knows get the bias of the furthest.
+    table: [2 H - 1, 2 W - 1, M], for offsets from (1 - H, 1 - W) to (H - 1, W - 1). Larger
+      offsets get the bias of the largest one in the table.
   """
   reach = np.array(table.shape[:2]) // 2
   at = np.clip(offsets(window), -reach, reach) + reach
@@ -155,24 +160,26 @@ def from_table(table, window: Pair):
 
 
 class TableBias(nn.Module):
-  """A learned bias of each offset in the window and head, a `table` (V1)."""
+  """A learned bias for each offset in the window and head (V1); parameter `table`."""
 
   @nn.compact
   def __call__(self, query, key, window):
     """Returns (query, key, bias [M, N, N]); see `MultiHeadDotProductAttention`."""
     h, w = window
     shape = (2 * h - 1, 2 * w - 1, query.shape[-2])
-    if self.has_variable('params', 'table'):  # images of another size: windows cut off
+    # An existing table may be for windows of another size, if images have another size.
+    if self.has_variable('params', 'table'):
       shape = self.get_variable('params', 'table').shape
     table = self.param('table', _INIT, shape)
     return query, key, from_table(table, window)
 
 
 class CosineBias(nn.Module):
-  """Scores are cosines times a learned factor, their bias an MLP of log offsets (V2).
+  """Scores are cosines times a learned factor; an MLP of log offsets gives their bias (V2).
 
   Attributes:
-    pretrained: the side of the windows on whose scale offsets are; 0: of their own.
+    pretrained: the side of the windows of the pre-training, by which offsets are scaled; 0:
+      the side of these windows.
   """
 
   pretrained: int
@@ -200,6 +207,7 @@ def _unit(x, scale):
   """Rescales vectors to length `scale`, in float32; zero vectors stay zero."""
   wide = x.astype(jnp.float32)
   squares = (wide * wide).sum(-1, keepdims=True)
-  nonzero = squares > 1e-24  # a padded key is zero: its derivatives are, not infinite
+  # A padded key is zero. Its derivatives must be zero too, not infinite.
+  nonzero = squares > 1e-24
   inverse = jnp.where(nonzero, jax.lax.rsqrt(jnp.where(nonzero, squares, 1.0)), 0.0)
   return (wide * inverse * scale).astype(x.dtype)
