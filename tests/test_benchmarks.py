@@ -32,9 +32,7 @@ def test_ratios_of_turns():
   pair = ['ours', 'theirs']
   assert order == [*pair, *pair, *pair[::-1], *pair]
   assert (timing['ours'], timing['theirs']) == (1.0, 1.5)
-  assert (
-    timing['ratio'] == timing['low'] == timing['high'] == timing['cpu_ratio'] == 1.5
-  )
+  assert {timing[key] for key in ('ratio', 'low', 'high', 'cpu_ratio')} == {1.5}
 
 
 # As libtpu writes it: a loop of 34 with one of 4 inside, a delay, an exit.

@@ -113,10 +113,8 @@ def test_all_clone_the_same_repository():
   url = re.search(r"URL = .*, '(https.*)'$", (ROOT / 'setup.py').read_text(), re.M)
   assert url is None or url[1] == repo
   for path, x in zip(NOTEBOOKS, text, strict=True):
-    badge = (
-      repo.replace('https://github.com', 'github') + f'/blob/main/colabs/{path.name}'
-    )
-    assert badge in x
+    github = repo.replace('https://github.com', 'github')
+    assert f'{github}/blob/main/colabs/{path.name}' in x
 
 
 @pytest.mark.slow

@@ -111,10 +111,8 @@ def test_every_command_and_config_has_its_place():
   for code, meaning in errors.EXIT_CODES.items():
     assert f'\n| {code} | {meaning} |\n' in commands
   names = set(config.recipes())
-  shown = re.findall(
-    r'^::: config (\w+)$', documents.text(REFERENCE / 'configs.md'), re.M
-  )
-  assert set(shown) == names
+  configs = documents.text(REFERENCE / 'configs.md')
+  assert set(re.findall(r'^::: config (\w+)$', configs, re.M)) == names
   table = documents.text('docs/guides/recipes.md')
   assert all(re.search(rf'`(configs/)?{name}\.py`', table) for name in names)
 
@@ -159,9 +157,8 @@ def test_commands_are_those_of_the_program(path):
       elif flag.startswith('--'):
         assert re.search(rf'{flag}\b', known), f'vit_jax {command} {flag}'
       if flag == '--config' and '|' not in word and value not in ('...', 'mine.py'):
-        config.load(
-          re.sub(r'[A-Z]{3,}', lambda m: WORDS.get(m[0], m[0]), value or following)
-        )
+        spec = value or following
+        config.load(re.sub(r'[A-Z]{3,}', lambda m: WORDS.get(m[0], m[0]), spec))
 
 
 def test_there_are_commands_to_check():

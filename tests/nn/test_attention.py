@@ -47,9 +47,8 @@ def test_cpus_divide_last_where_no_derivative_is_taken():
   scores, value = normal(2, 3, 4, 5), normal(2, 3, 5, 8)
   assert_same_derivatives(weighted_average, plain, scores, value)
   for x in (scores, 1e4 * scores):  # e to the last is infinite
-    np.testing.assert_allclose(
-      weighted_average(x, value), plain(x, value), atol=1e-6
-    )  # float32
+    result = weighted_average(x, value)
+    np.testing.assert_allclose(result, plain(x, value), atol=1e-6)  # float32
 
   def divided(fn, platform):
     lowered = jax.jit(fn).trace(scores, value).lower(lowering_platforms=(platform,))

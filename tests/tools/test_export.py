@@ -72,10 +72,8 @@ def check(golden, to, tmp_path, *options):
 
   Another compiler sums in another order, as the other library did: its tolerance covers both.
   """
-  file, out = (
-    tmp_path / f'model{".stablehlo" * (to == "stablehlo")}',
-    tmp_path / 'out.npz',
-  )
+  name = 'model.stablehlo' if to == 'stablehlo' else 'model'
+  file, out = tmp_path / name, tmp_path / 'out.npz'
   assert run(path_of(golden), file, '--to', to, *size_of(golden), *options) == 0
   # The reader of TensorFlow has no JAX either.
   blocked = 'vit_jax,jax,flax' if to == 'savedmodel' else 'vit_jax,flax'

@@ -163,8 +163,7 @@ def test_a_change_is_allowed_by_a_section(finished, tmp_path, capfd):
   assert again(finished, 'optim.lr=0.5', 'resume_allow=optim') == 0
 
 
-def test_a_change_allowed_by_name_goes_on(finished, capfd, monkeypatch):
-  runs.on_one_device(monkeypatch)
+def test_a_change_allowed_by_name_goes_on(finished, capfd, one_device):
   total = runs.STEPS + 2
   changes = ('optim.lr=0.5', f'steps={total}')
   assert again(finished, *changes, 'resume_allow=optim.lr') == 2
@@ -178,8 +177,7 @@ def test_a_change_allowed_by_name_goes_on(finished, capfd, monkeypatch):
   assert again(finished, *changes) == 0
 
 
-def test_an_evaluation_added_later_is_made_up_for(finished, capfd, monkeypatch):
-  runs.on_one_device(monkeypatch)
+def test_an_evaluation_added_later_is_made_up_for(finished, capfd, one_device):
   ema = {**runs.EVALS['test'], 'use_ema': True}
   before = runs.status(finished), runs.rows(finished)
   assert again(finished, f'evals={ {**runs.EVALS, "ema": ema} }') == 0
@@ -190,8 +188,7 @@ def test_an_evaluation_added_later_is_made_up_for(finished, capfd, monkeypatch):
   assert new['ema/examples'] == 360
 
 
-def test_a_damaged_newest_checkpoint_costs_its_steps_only(finished, capfd, monkeypatch):
-  runs.on_one_device(monkeypatch)
+def test_a_damaged_newest_checkpoint_costs_its_steps_only(finished, capfd, one_device):
   before = runs.status(finished), runs.rows(finished)
   step = finished / 'checkpoints' / str(runs.STEPS)
   for path in (step / 'params').rglob('*'):

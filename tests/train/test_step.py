@@ -83,11 +83,9 @@ def test_meshes_train_alike(meshes):
     mesh = sharding.make_mesh(*shape, devices=devices)
     state, losses = run(task, optimizer, [batch(0), batch(1)], mesh)
     kernel = state.params['Transformer']['encoderblock']['MlpBlock_0']['Dense_0']
-    assert kernel['kernel'].sharding.shard_shape((2, 128, 512)) == (
-      2,
-      128 // shape[1],
-      512 // shape[2],
-    )
+    _, fsdp, tensor = shape
+    local = kernel['kernel'].sharding.shard_shape((2, 128, 512))
+    assert local == (2, 128 // fsdp, 512 // tensor)
     results.append((losses, jax.device_get(state.params)))
   losses, params = results[0]
   for other_losses, other in results[1:]:
@@ -116,9 +114,8 @@ def test_micro_batches_add_up_with_keys_of_their_own():
     assert (metrics['loss'], grads['w']) == (9 * x.sum(), 6 * x.sum())
   noise = [float(jax.random.normal(jax.random.fold_in(key, i))) for i in range(4)]
   assert whole[0]['noise'] == jax.random.normal(key)
-  assert parts[0]['noise'] == pytest.approx(
-    sum(noise), rel=1e-6
-  )  # dropout draws so, too
+  # Dropout draws so, too.
+  assert parts[0]['noise'] == pytest.approx(sum(noise), rel=1e-6)
   # Running statistics go through the micro-batches in turn: 0 and 4, 1 and 5, ...
   last = 1
   for i in range(4):

@@ -150,8 +150,7 @@ def test_a_linear_run_trains_and_stores_the_head(tuned):
   assert np.abs(both['head']['kernel'] - alone['head']['kernel']).max() > 0
 
 
-def test_a_resumed_linear_run_finds_its_weights(tuned, tmp_path, monkeypatch, capfd):
-  runs.on_one_device(monkeypatch)
+def test_a_resumed_linear_run_finds_its_weights(tuned, tmp_path, one_device, capfd):
   folder = runs.killed(tuned[0], tmp_path / 'run')  # as it was at step 2
   moved = shutil.copy(tuned[1], tmp_path / 'moved.npz')
   gone = tmp_path / 'gone.npz'
@@ -171,8 +170,7 @@ def test_a_resumed_linear_run_finds_its_weights(tuned, tmp_path, monkeypatch, ca
   assert runs.rows(folder) == runs.rows(tuned[0])
 
 
-def test_frozen_parameters_must_have_a_source(tuned, tmp_path, monkeypatch):
-  runs.on_one_device(monkeypatch)
+def test_frozen_parameters_must_have_a_source(tuned, tmp_path, one_device):
   names = ('config.tune', 'Transformer/encoder_norm/bias', 'config.weights.source')
   with pytest.raises(errors.UserError, match=naming(*names)):
     runs.run(tmp_path, *LINEAR, evals={})
