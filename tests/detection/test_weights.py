@@ -92,9 +92,9 @@ def test_fields_that_a_format_cannot_express(name, change, facts):
   fields = model.fields()
   if name == 'detr_hf':
     change = {'backbone': fields['backbone'] | change}
-  writer = formats.find_writer(source.family, FORMATS[name])
+  format = formats.find_writer(source.family, FORMATS[name])
   with pytest.raises(ValueError, match=naming(*facts)):
-    writer.config(fields | change, (128, 160), None)
+    format.writer.config(fields | change, (128, 160), None)
 
 
 # -- DETR ---------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_padded_images_come_with_their_mask():
   white = np.array([2.2489083, 2.4285714, 2.64])
   np.testing.assert_allclose(images[0, :32], np.tile(white, (32, 64, 1)), atol=1e-5)
   assert not images[0, 32:].any()  # as the published model saw it
-  with pytest.raises(ValueError, match=naming('canvas', 'inputs')):
+  with pytest.raises(ValueError, match=naming('canvas', 'features')):
     loaded.preprocess([image])
 
 

@@ -9,18 +9,18 @@ from PIL import Image
 
 from vit_jax import weights
 from vit_jax.detection import boxes
-from vit_jax.models.base import Family
+from vit_jax.models.base import Family, Model
 
 NAMES = ('cat', 'dog', 'bird')
 PP = 'decode|detr_resize(32, 48)|canvas(48)|value_range(-1, 1)'
 
 
-class BrightDetector:
+class BrightDetector(Model):
   """Query 1 is the box of the pixels above 0.5, a dog; 0 is likely none, 2 a bird's half."""
 
-  num_classes = len(NAMES)
+  num_classes: int = len(NAMES)
 
-  def apply(self, variables, images, mask=None, train=False):
+  def __call__(self, images, mask=None, train=False):
     if mask is None:
       mask = jnp.ones(images.shape[:3], bool)
     bright = (images.mean(-1) > 0.5) & mask
@@ -44,10 +44,10 @@ class BrightDetector:
 class BrightRegions(BrightDetector):
   """The dog as a region with a mask, and the lower half of it without: no bird is valid."""
 
-  masks = True
+  masks: bool = True
 
-  def apply(self, variables, images, mask=None, train=False):
-    outputs, out = super().apply(variables, images, mask)
+  def __call__(self, images, mask=None, train=False):
+    outputs, out = super().__call__(images, mask)
     number = len(images)
     rows = lambda *values: jnp.tile(jnp.array(values), (number, 1))
     masks = jnp.full((number, 3, 28, 28), 0.9).at[:, 1, 14:].set(0.1)
