@@ -172,7 +172,11 @@ def places(tmp_path_factory):
 @pytest.mark.parametrize(('command', 'arguments', 'words'), REFUSED)
 def test_refused_in_one_line(command, arguments, words, places, capsys, monkeypatch):
   monkeypatch.chdir(places)
-  files = lambda: {path for path in places.rglob('*') if path.is_file()}
+
+  def files():
+    paths = [path for path in places.rglob('*') if path.is_file()]
+    return {path: path.stat().st_mtime_ns for path in paths}
+
   before = files()
   name = COMMANDS[command][0]
   if importlib.util.find_spec(name).submodule_search_locations:
