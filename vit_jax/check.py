@@ -5,8 +5,8 @@ are the keys, and their annotations are the types. `Annotated` adds ranges and c
 
   def sgd(*, momentum: Annotated[float, Range(0, 1, '[)')] = 0.9, nesterov: bool = False)
 
-So a config cannot hold keys that no code reads, and every range stands in one place, beside
-the code that needs it. A run checks everything once, before it opens data or weights.
+A config therefore cannot hold keys that no code reads. Every range stands in one place,
+beside the code that needs it. A run checks everything once, before it opens data or weights.
 """
 
 import ast
@@ -52,7 +52,7 @@ class Range:
 
 
 class Section:
-  """A rule for a section that `consumer` reads; for `provided` and `extra` see `bind`."""
+  """A rule for a section that `consumer` reads. The arguments are those of `bind`."""
 
   def __init__(self, consumer, provided: Sequence[str] = (), **extra):
     self.consumer, self.provided, self.extra = consumer, provided, extra
@@ -193,7 +193,7 @@ def check_json(where: str, value) -> None:
   elif not isinstance(value, bool | int | float | str | None):
     raise UserError(f'{where} is of type {type(value).__name__}, which JSON lacks.')
   elif isinstance(value, int) and abs(value) >= 2**63:
-    raise UserError(f'{where} is an integer of more than 64 bits: write a float.')
+    raise UserError(f'{where} is an integer of more than 64 bits: write it as a float.')
   elif isinstance(value, float) and not abs(value) <= FLOAT32:
     raise UserError(f'{where}={value}: expected a finite number, up to {FLOAT32}.')
 

@@ -111,7 +111,7 @@ def _find(file: str) -> Path:
   if file in names:
     return names[file]
   if path.stem in names:
-    # The path is that of a clone, and this is not a clone.
+    # The user gave the path of a file in a clone, but this is an installed package.
     hint = f' Did you mean "{path.stem}"?'
   else:
     hint = did_you_mean(file, [*names, *map(str, path.parent.glob('*.py'))])
@@ -128,10 +128,10 @@ def to_dicts(config) -> dict:
 
 
 def override(config: dict, assignments: list[str]) -> None:
-  """Applies 'a.b=value' to a config in place; a bare 'a.b' means True.
+  """Applies 'a.b=value' to a config in place; 'a.b' without a value means True.
 
   Values are Python literals, or else strings. A key need not be in the config, so that the
-  command line can change every default. `check` knows all keys and types.
+  command line can change every default. `check` validates keys and types later.
   """
   for assignment in assignments:
     key, equals, text = assignment.partition('=')
@@ -152,7 +152,7 @@ def override(config: dict, assignments: list[str]) -> None:
 
 
 def literal(text: str):
-  """Parses a text as a Python literal; returns the text if it is none."""
+  """Parses a text as a Python literal; returns the text if it is not a literal."""
   try:
     return to_dicts(ast.literal_eval(text))
   except (ValueError, SyntaxError, RecursionError, MemoryError):

@@ -114,7 +114,7 @@ def one_line(text, most: int = 300) -> str:
 
 
 def disk_is_full(error: BaseException) -> bool:
-  """Whether an exception means a full disk: of bytes, quota, inodes or file size."""
+  """Whether an exception means a full disk, quota or inode table, or a file size limit."""
   codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
   if isinstance(error, OSError) and error.errno in codes:
     return True

@@ -22,7 +22,7 @@ def attention_maps(
   batch_size: int = 8,
   **options,
 ) -> np.ndarray:
-  """Returns maps of where a model attends, or of which pixels speak for a class.
+  """Returns maps of the tokens that a model attends to, or of the pixels that favour a class.
 
   | kind | what it is | options |
   |---|---|---|
@@ -44,8 +44,8 @@ def attention_maps(
     source: an argument of `vit_jax.load`, or its result.
     images: paths, bytes, PIL images or uint8 arrays [H, W, C].
     kind: see the table.
-    classes: number of the class to explain, one for all images or one for each; by default
-      the most probable class of each image.
+    classes: the number of the class to explain: one for all images, or a list with one per
+      image. By default each image's most probable class is explained.
     batch_size: number of images in a batch. Each image needs memory for the weights of all
       layers, 22 MB for B/16 at 224 px, and for class_rollout as much again for gradients.
 
@@ -59,7 +59,8 @@ def attention_maps(
     choose(f'option of the kind {kind}:', name, allowed)
   if classes is not None and kind not in OF_A_CLASS:
     raise UserError(
-      f'classes={classes!r}: {kind} explains no class; {", ".join(OF_A_CLASS)} do.'
+      f'classes={classes!r}: the method {kind} explains no class, but '
+      f'{", ".join(OF_A_CLASS)} do.'
     )
   loaded = ensure_loaded(source)
   x = loaded.preprocess(images)
@@ -74,7 +75,7 @@ def attention_maps(
 
 
 def attention_distances(source, images: Iterable, *, batch_size: int = 8) -> np.ndarray:
-  """Returns the attention distance of each head in each image: float32 [B, L, M].
+  """Returns the attention distance of each head in each image, float32 [B, L, M].
 
   See `attention.attention_distance`. A distance is in pixels of the model's input. The
   arguments are those of `attention_maps`.
@@ -95,7 +96,7 @@ def predict_logits(loaded, images: np.ndarray, batch_size: int = 8) -> np.ndarra
   """Returns the logits [B, K] of preprocessed images [B, H, W, C].
 
   Raises:
-    UserError: for a model without one logit per image and class.
+    UserError: for a model that gives no class logits.
   """
   _number_of_classes(loaded)
   run = lambda variables, x: loaded.model.apply(variables, x)[0]
@@ -136,7 +137,7 @@ def _classes(loaded, x, classes, batch_size: int) -> np.ndarray:
     chosen = np.repeat(chosen, len(x))
   if chosen.shape != (len(x),):
     raise UserError(
-      f'{len(chosen)} classes for {len(x)} images: give one, or one each.'
+      f'{len(chosen)} classes for {len(x)} images: give one class, or one per image.'
     )
   if chosen.dtype.kind not in 'iu' or not ((chosen >= 0) & (chosen < K)).all():
     raise UserError(f'classes={classes!r}: expected numbers from 0 to {K - 1}.')

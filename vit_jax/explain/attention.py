@@ -12,10 +12,10 @@ def rollout(attention: jax.Array, fusion: str = 'mean', residual: bool = True):
   """Returns the share of each input token in each token of the last layer.
 
   "Quantifying Attention Flow in Transformers" (arXiv 2005.00928, section 3), as the ViT
-  paper uses it (appendix D.8: the average over heads, multiplied through the layers):
-  A_l = (weights + identity) / 2 with rows that sum to 1, R_1 = A_1, R_l = A_l R_(l-1).
-  The identity stands for the residual branch. The article that the ViT paper cites has it,
-  the ViT paper does not mention it.
+  paper uses it (appendix D.8): weights are averaged over heads and multiplied through the
+  layers. A_l = (weights + identity) / 2 with rows that sum to 1, R_1 = A_1,
+  R_l = A_l R_(l-1). The identity stands for the residual branch. The ViT paper does not
+  mention the identity, but the article that it cites has it.
 
   Args:
     attention: [L, B, M, N, N], rows of weights that sum to 1; first layer first.
@@ -40,9 +40,9 @@ def rollout(attention: jax.Array, fusion: str = 'mean', residual: bool = True):
 def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
   """Returns how relevant each input token is, by way of each output token, for one class.
 
-  "Generic Attention-model Explainability" (arXiv 2103.15679, equations 5 and 6, for self
-  attention): A_l is the mean over heads of the positive part of gradient times weight,
-  R_0 = identity, R_l = R_(l-1) + A_l R_(l-1).
+  "Generic Attention-model Explainability" (arXiv 2103.15679, equations 5 and 6) for
+  self-attention. A_l is the mean over heads of the positive part of gradient times weight,
+  R_0 = identity, and R_l = R_(l-1) + A_l R_(l-1).
 
   Args:
     attention: [L, B, M, N, N], first layer first.
@@ -72,11 +72,10 @@ def attention_distance(
 ) -> jax.Array:
   """Returns the mean attention distance of each head, pixels (ViT paper, figure 7 right).
 
-  For a query patch it is the sum over key patches of the weight times the distance between
-  the centres, averaged over query patches. Tokens before the patches, such as the class
-  token, are left out as queries and as keys, and the weights on patches are divided by their
-  sum; the paper does not mention this. Uniform attention over 14 x 14 patches of 16 pixels
-  gives 116.5.
+  It is the mean over query patches of a sum over key patches: the attention weight times the
+  distance between the centres. Tokens before the patches, such as the class token, are left
+  out as queries and as keys, and the weights on patches are divided by their sum. The paper
+  does not mention this. Uniform attention over 14 x 14 patches of 16 pixels gives 116.5.
 
   Args:
     attention: [L, B, M, N, N]; the last h * w tokens are patches, row by row.

@@ -1,4 +1,5 @@
-"""Colours that tell kinds apart."""
+"""Colours of classes and curves that can be told apart."""
 
-# Okabe and Ito's, safe for colour-blind readers; without yellow, faint on white.
+# The colours of Okabe and Ito, which colour-blind readers can tell apart. Yellow is left out,
+# because it is faint on white.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#444444')

@@ -48,7 +48,7 @@ def class_rollout(model, variables, images, classes):
   if (pooling := attended.pooling) is not None:
     pooling = positive_part(pooling, gradients.pooling)
   else:
-    # In a mean over tokens the identity is the same for all tokens, and hides the rest.
+    # In a mean over tokens the identity adds the same to all tokens and hides the rest.
     rows -= jnp.eye(rows.shape[-1])
   return _read(model, rows, pooling, grid)
 

@@ -1,4 +1,4 @@
-"""Principal components of the first layer's filters; similarity of position embeddings."""
+"""Principal components of the first layer's filters, and similarity of position embeddings."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ def filters_pca(kernel, n: int | None = None) -> Components:
 
   Args:
     kernel: [ph, pw, C, D], D filters.
-    n: number of components; the paper shows 28. None: all, min(ph pw C, D).
+    n: number of components; the paper shows 28. None: all of them, min(ph pw C, D).
   """
   kernel = np.asarray(kernel, np.float64)
   filters = kernel.reshape(-1, kernel.shape[-1]).T  # [D, ph pw C]

@@ -1,7 +1,7 @@
 """Saliency by gradients, for any differentiable score.
 
-A `score` maps images [B, H, W, C] to [B], one number per image that depends on this image
-alone.
+A `score` maps images [B, H, W, C] to [B], one number for each image. The number depends on
+that image alone.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 def gradient_times_input(score: Callable, images: jax.Array) -> jax.Array:
-  """Returns gradient x image, summed over channels: float32 [B, H, W], with signs.
+  """Returns gradient x image, summed over channels, as signed float32 [B, H, W].
 
   If the score is linear in the image, this is the contribution of each pixel.
 
@@ -27,10 +27,10 @@ def integrated_gradients(
 ) -> jax.Array:
   """Returns the contribution of each pixel to score(image) - score(baseline).
 
-  "Axiomatic Attribution for Deep Networks" (arXiv 1703.01365, equation 1): the difference
-  between image and baseline times the mean gradient on the straight line between them. The
-  mean is taken by the midpoint rule. The contributions sum to the difference of the scores,
-  up to the error of that rule.
+  "Axiomatic Attribution for Deep Networks" (arXiv 1703.01365, equation 1). The contribution
+  is the difference between image and baseline, times the mean gradient on the straight line
+  between them. The midpoint rule gives the mean. The contributions add up to the difference
+  of the scores, except for the error of that rule.
 
   Args:
     score: see the module.

@@ -17,8 +17,8 @@ class Attention(NamedTuple):
   """Attention weights, or gradients with respect to them.
 
   Attributes:
-    layers: [L, B, M, N, N], of the blocks.
-    pooling: [B, M, 1, N], of an attention pooling head, or None.
+    layers: [L, B, M, N, N], the weights of the blocks.
+    pooling: [B, M, 1, N], the weights of an attention pooling head, or None.
   """
 
   layers: jax.Array
@@ -54,12 +54,12 @@ def attention_and_gradients(
 def reader(
   model, pooling: jax.Array | None, tokens: int, grid: tuple[int, int]
 ) -> jax.Array:
-  """Returns [B or 1, 1, N]: the share of each token in the vector that is classified.
+  """Returns the share of each token in the vector that is classified, [B or 1, 1, N].
 
-  With attention pooling, the shares are its weights, averaged over heads. With a class
-  token, that token has all; with a second head, each of two tokens has half; if the mean of
-  the patches is added, the class token and the mean have half each. Otherwise all patches
-  have the same share. Prompts have none.
+  With attention pooling, the shares are its weights, averaged over heads. With a class token,
+  that token has the whole share. With a second head, each head's token has half of it. If the
+  mean of the patches is added, the class token and the mean have half each. Otherwise all
+  patches have the same share. Prompts have no share.
 
   Args:
     pooling: weights [B, 1, N] of attention pooling, or None.
@@ -114,7 +114,7 @@ def _prompts_change(model) -> bool:
 
 
 def _unpack(sown: dict) -> dict:
-  """Replaces the tuples of one array that `sow` writes by the arrays."""
+  """Replaces each tuple that `sow` writes by the one array in it."""
   return jax.tree.map(lambda x: x[0], sown, is_leaf=lambda x: isinstance(x, tuple))
 
 

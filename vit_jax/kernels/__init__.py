@@ -1,7 +1,8 @@
-"""Computations of layers whose best program depends on the platform; no Flax.
+"""Computations of layers whose best program depends on the platform, without Flax.
 
-XLA's program is always there. A fused kernel computes in its place only while `using`
-allows it: a run allows the kernels that `verify` found correct and fast on its device.
+Every computation has a program that XLA compiles. A fused kernel replaces it only while
+`using` allows the kernel. A run allows the kernels that `verify` found correct and fast on
+its device.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ CONVOLVED = 'depthwise_convolved'
 
 _EXAMPLES = ('data', 'fsdp')  # the mesh axes that split a batch
 
-# cuDNN's kernel is a part of JAX. Those of ours have to be verified first.
+# cuDNN's kernel is a part of JAX. Our own kernels have to be verified first.
 _allowed = frozenset({'cudnn_attention'})
 _planned: list | None = None
 
@@ -41,7 +42,7 @@ def using(*kernels: str) -> Iterator[None]:
 
 
 def collect_calls(trace: Callable[[], object]) -> list[tuple[str, Callable, tuple]]:
-  """Returns (kernel, function, shapes) of each call in `trace` that a kernel could compute."""
+  """Returns (kernel, function, shapes) of each call in `trace` that a kernel may compute."""
   global _planned
   _planned = calls = []
   try:
@@ -61,11 +62,11 @@ def allows(kernel: str, function: Callable, *arrays) -> bool:
 
 
 def choose_by_platform(**branches: Callable) -> Callable:
-  """Returns a function that is one of `branches`, chosen when the program is lowered.
+  """Returns a function that calls one of `branches`, chosen when the program is lowered.
 
-  A derivative of `lax.platform_dependent` stores the residuals of every branch. This one
-  stores its arguments alone and computes the rest again. Make it once for all layers: JAX
-  then traces and transposes it once for each shape.
+  The derivative of `lax.platform_dependent` stores the residuals of every branch. The
+  derivative of the returned function stores only the arguments and recomputes the rest. Make
+  the function once for all layers, so that JAX traces and transposes it once per shape.
 
   Args:
     branches: a function for each platform and for 'default', as
@@ -76,17 +77,17 @@ def choose_by_platform(**branches: Callable) -> Callable:
 
 
 def place(x: jax.Array) -> jax.Array:
-  """Splits the examples of x [B, ..., D] over the axes data and fsdp, at block entry.
+  """Splits the examples of a block's input x [B, ..., D] over the mesh axes data and fsdp.
 
-  The compiler by itself splits channels over fsdp, and keeps fsdp times as many examples
-  on each device: a step of G/14 on data=64, fsdp=16 then needs 7.8 GiB of temporaries
-  with full recomputation instead of 2.7 (XLA for a TPU v4).
+  The compiler alone would split channels over fsdp and keep fsdp times as many examples on
+  each device. A step of G/14 on data=64, fsdp=16 with full recomputation would then need
+  7.8 GiB of temporaries instead of 2.7 GiB (XLA for a TPU v4).
 
-  On GPUs x also keeps its channels last in memory. Left to XLA, the tokens of a whole
-  encoder have the batch last, and every block transposes them for its products.
+  On GPUs this also keeps the channels of x last in memory. Otherwise XLA puts the batch last
+  in a whole encoder, and every block transposes its tokens for matrix products.
 
-  Returns x as it is without a mesh (`jax.set_mesh`), or where the mesh does not divide
-  the batch, such as the one image from which parameters are made.
+  Returns x unchanged if there is no mesh (`jax.set_mesh`), or if the mesh does not divide the
+  batch, such as the one image from which parameters are made.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if not _divides(mesh, x.shape[0]):
@@ -95,12 +96,16 @@ def place(x: jax.Array) -> jax.Array:
   device = mesh.abstract_device
   if device is None or device.platform != 'gpu':
     return split(x)
-  # Split on both sides: otherwise fsdp gathers activations, of the gradient as well.
+  # Split before and after the layout constraint. Otherwise XLA gathers activations and their
+  # gradients over fsdp.
   return split(with_layout_constraint(split(x), Layout(tuple(range(x.ndim)))))
 
 
 def tpus(batch: int):
-  """Returns the mesh (`jax.set_mesh`) if its TPUs, v4 or later, share a batch; else None."""
+  """Returns the mesh (`jax.set_mesh`) if it has TPUs from v4 on and splits the batch evenly.
+
+  None otherwise.
+  """
   mesh = jax.sharding.get_abstract_mesh()
   device = mesh.abstract_device
   if device is None or device.platform != 'tpu' or not _divides(mesh, batch):
@@ -111,9 +116,10 @@ def tpus(batch: int):
 
 
 def split(function: Callable, inputs: tuple[PartitionSpec, ...]) -> Callable:
-  """Returns `function`, computed by each device of the mesh on its share of the arrays.
+  """Returns a function that calls `function` on each device's share of the arrays.
 
-  For Pallas kernels, which XLA cannot split. Results are split as the first input is.
+  Pallas kernels need it, because XLA cannot split them. Results are split like the first
+  input.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return function

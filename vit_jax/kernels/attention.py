@@ -1,7 +1,7 @@
 """Scaled dot-product attention.
 
-`attend` chooses the program, `_plain` has the mathematics. Below them stand the softmax,
-a bias in two factors, and what differs on CPUs and on NVIDIA GPUs.
+`attend` chooses the program, and `_plain` has the mathematics. Below them stand the softmax,
+a bias that is a sum of two terms, and the programs for CPUs and NVIDIA GPUs.
 """
 
 import functools
@@ -29,16 +29,16 @@ def attend(
   """Scaled dot-product attention, softmax(q k^T / sqrt(Dh) + bias) v.
 
   All attention over sequences goes through this function. In bfloat16 and float16 a fused
-  kernel may compute it, which keeps the scores on chip and has no forward-mode
-  derivative. A kernel takes no mask and no bias but a `GridBias`, and computes no weights
-  for `dropout` or `on_weights`.
+  kernel may compute it. A kernel keeps the scores on chip and has no forward-mode derivative.
+  XLA computes attention with a mask, with `dropout` or `on_weights`, or with a bias other
+  than a `GridBias`.
 
   Args:
     query: [B, N, M, Dh].
     key, value: [B, S, M, Dh], in the dtype of `query`.
     bias: added to the scores before softmax, broadcastable to [B, M, N, S].
     mask: bool, broadcastable to [B, M, N, S]; False hides a key from a query. A query
-      that sees no key attends to all alike.
+      from which all keys are hidden attends to all keys equally.
     dropout: applied to the weights [B, M, N, S].
     on_weights: called with the weights [B, M, N, S] before dropout. Its result, unless
       None, replaces them.
@@ -65,7 +65,7 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   if dropout or on_weights:
     x = _average(scores, value, dropout, on_weights)
   else:
-    x = weighted_average(scores, value)  # the same; CPUs divide last, see "platforms"
+    x = weighted_average(scores, value)  # The same result, but CPUs divide last.
   return x.swapaxes(1, 2)
 
 
@@ -94,8 +94,8 @@ def _softmax_jvp(dtype, primals, tangents):
   return weights, _softmax_tangent(weights, *tangents)
 
 
-# The backward pass stores its argument alone: the weights, in their own dtype. JAX traces
-# it once per shape, and not once per layer, because it is one function for all layers.
+# The backward pass stores only the weights, in their own dtype. This is one function for all
+# layers, so that JAX traces it once per shape and not once per layer.
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _softmax_tangent(weights, dscores):
   wide = weights.astype(jnp.float32)
@@ -105,10 +105,10 @@ def _softmax_tangent(weights, dscores):
 
 
 class GridBias(NamedTuple):
-  """A bias for keys that are a map: one number for a key's row plus one for its column.
+  """A bias for keys that form a map: one number for a key's row plus one for its column.
 
-  The last h w keys are the map, row by row, and the last n queries have the bias. Tokens
-  before them, such as a class token, have none.
+  The last h w keys are the map, row by row, and the last n queries have the bias. Earlier
+  queries and keys, such as a class token, have no bias.
 
   Attributes:
     rows: float32 [B, n, M, h].
@@ -143,7 +143,7 @@ def _kernel(query, key, value, bias) -> Callable | None:
       return functools.partial(tpu_attention.attend, bias=bias, plan=plan)
     return None
   head = query.shape[-1]
-  # cuDNN supports these head sizes on every GPU.
+  # cuDNN supports such head sizes on every GPU.
   supported = bias is None and head % 8 == 0 and head <= 128 and _has_cudnn()
   if supported and allows('cudnn_attention', attend, *arrays):
     return functools.partial(lax.platform_dependent, cuda=_cudnn, default=_plain)
@@ -152,11 +152,11 @@ def _kernel(query, key, value, bias) -> Callable | None:
 
 @jax.custom_jvp
 def weighted_average(scores, value):
-  """Returns `_average(scores, value)`; without a derivative, CPUs divide last.
+  """Returns `_average(scores, value)`. If it is not differentiated, CPUs divide last.
 
-  XLA for CPUs hands a softmax and the product after it to YNNPACK, which computes the
-  product in one thread. exp(scores) value, divided by the sums of exp(scores), stays with
-  XLA.
+  XLA for CPUs passes a softmax and the product after it to YNNPACK, which computes the
+  product in one thread. XLA itself computes the product exp(scores) value, which is then
+  divided by the sums of exp(scores).
   """
   return lax.platform_dependent(scores, value, cpu=_divide_last, default=_average)
 
@@ -174,12 +174,12 @@ def _divide_last(scores, value):
 
 
 def _pad_to_even_length(query, key, value):
-  """cuDNN's attention with a token more, masked, where a length is odd."""
+  """Calls cuDNN's attention; pads an odd length with one masked token."""
   B, N, S = *query.shape[:2], key.shape[1]
   if N % 2 == 0 and S % 2 == 0:
     return _cudnn_of(query, key, value)
   even = lambda x: jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
-  # Split like the batch, so that each device has the lengths of its own examples.
+  # The lengths are split like the batch: each device has those of its own examples.
   full = lambda length: place(jnp.full((B, 1, 1), length, jnp.int32))[:, 0, 0]
   lengths = {'query_seq_lengths': full(N), 'key_value_seq_lengths': full(S)}
   return _cudnn_of(even(query), even(key), even(value), **lengths)[:, :N]
@@ -191,8 +191,8 @@ def _cudnn_of(query, key, value, **lengths):
   )
 
 
-# JAX 0.10.2 to 0.12.0 raise where cuDNN's attention of an odd length, such as 197 tokens, is
-# differentiated. Without a derivative it takes any length.
+# JAX 0.10.2 to 0.12.0 raise an error if cuDNN's attention of an odd length, such as 197
+# tokens, is differentiated. Without a derivative it takes any length.
 _cudnn = jax.custom_vjp(_cudnn_of)
 _cudnn.defvjp(
   lambda *arrays: jax.vjp(_pad_to_even_length, *arrays),
@@ -202,7 +202,7 @@ _cudnn.defvjp(
 
 @functools.cache
 def _has_cudnn() -> bool:
-  """Whether JAX can write cuDNN's kernel into a program: CUDA's plugin is installed."""
+  """Whether JAX's CUDA plugin is installed, so that programs can contain cuDNN's kernel."""
   x = jax.ShapeDtypeStruct((1, 2, 1, 64), jnp.bfloat16)
   try:
     jax.eval_shape(_cudnn, x, x, x)

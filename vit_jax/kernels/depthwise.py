@@ -10,20 +10,20 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import CONVOLVED, choose_by_platform
 
-# CPUs use XLA's convolution, too, for maps of fewer elements per image: it takes less than a
-# millisecond an image there, and many shifted products take longer to compile.
+# For maps with fewer elements per image CPUs use XLA's convolution too. It takes less than a
+# millisecond an image then, and many shifted products would take longer to compile.
 _SMALL = 4096
-# Products per step of the kernel's gradient. More take longer to compile; fewer write the
-# sum more often.
+# Products per step of the kernel's gradient. A larger number takes longer to compile. With a
+# smaller number the sum is written to memory more often.
 _BLOCK = 28
 
 
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
   """Convolves every channel with its own filter. Maps [B, H, W, C] to [B, h, w, C].
 
-  It is `lax.conv_general_dilated` except on CPUs, where XLA runs that as a slow loop: a sum
-  of 49 shifted maps takes less than a twentieth of the time of a 7 x 7 convolution, and its
-  gradients less than a tenth.
+  It is `lax.conv_general_dilated` except on CPUs, where XLA runs that as a slow loop. CPUs
+  add shifted maps instead. For a 7 x 7 convolution the sum of 49 maps takes less than a
+  twentieth of the time, and its gradients less than a tenth.
 
   Args:
     kernel: [kh, kw, 1, C], in the dtype of x.
@@ -31,8 +31,8 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Arra
     padding: ((top, bottom), (left, right)), rows and columns of zeros.
 
   Returns:
-    h = (H + top + bottom - kh) // stride + 1, w likewise, in the dtype of x, summed in
-    float32 or wider on CPUs.
+    [B, h, w, C] in the dtype of x, with h = (H + top + bottom - kh) // stride + 1 and w in
+    the same way. CPUs sum in float32 or wider.
   """
   if math.prod(x.shape[1:]) < _SMALL:
     return _plain(x, kernel, stride, padding)
@@ -77,9 +77,10 @@ def _jvp(stride, padding, primals, tangents):
   return y, by_input(dx, kernel) + by_kernel(x, dkernel)
 
 
-# For CPUs. Each gradient is written out, and the tangent map is its transpose: reverse mode
-# transposes that again, and has the gradient as written. They are traced once per shape,
-# not once per layer, because tracing takes longer than XLA's compilation.
+# The derivatives on CPUs. Each gradient is written out, and the tangent map is defined as its
+# transpose. Reverse mode transposes that again and so computes the gradient as written. They
+# are traced once per shape, not once per layer, because tracing takes longer than XLA's
+# compilation.
 _traced_once = functools.partial(jax.jit, static_argnames=('stride', 'padding'))
 
 
@@ -94,7 +95,7 @@ def _tangent_by_input(dx, kernel, stride, padding):
 def _tangent_by_kernel(x, dkernel, stride, padding):
   gradient = lambda dy: _kernel_gradient(x, dy, dkernel.shape[:2], stride, padding)
   dy = jax.eval_shape(lambda: _plain(x, dkernel, stride, padding))
-  # Within a `shard_map` the kernel may be replicated, while its gradient differs by device.
+  # In a `shard_map` the kernel may be replicated, while its gradient varies over devices.
   dkernel += jnp.zeros_like(x[0, :1, :1])
   return jax.linear_transpose(gradient, dy)(dkernel)[0]
 
@@ -115,7 +116,10 @@ def _add_shifted(x, kernel, stride, padding):
 
 
 def _input_gradient(dy, kernel, shape, stride, padding):
-  """[B, h, w, C] -> `shape`: dy, dilated by the stride, and the kernel rotated."""
+  """Returns the gradient of x: dy, dilated by the stride, convolved with the rotated kernel.
+
+  Maps dy [B, h, w, C] to `shape`.
+  """
   edges = [
     (k - 1 - low, n + low - stride * (m - 1) - 1, stride - 1)
     for n, m, k, (low, _) in zip(
@@ -127,7 +131,7 @@ def _input_gradient(dy, kernel, shape, stride, padding):
 
 
 def _kernel_gradient(x, dy, size, stride, padding):
-  """dy [B, h, w, C] -> [kh, kw, 1, C]: windows of x times dy, summed block by block."""
+  """Returns the kernel's gradient [kh, kw, 1, C]: windows of x times dy, summed by blocks."""
   B, h, w, C = dy.shape
   kh, kw = size
   width = -(-w // -(-w // _BLOCK))
@@ -137,7 +141,7 @@ def _kernel_gradient(x, dy, size, stride, padding):
   dy = _pad(dy, ((0, ends[0] - h), (0, ends[1] - w)))
   dy = dy.reshape(B, rows, height, columns, width, C)
   dy = dy.transpose(1, 3, 0, 2, 4, 5).reshape(-1, B, height, width, C)
-  # Where blocks reach beyond the map, dy is 0.
+  # Blocks may reach beyond the map, where dy is 0.
   more = (
     (low, max(high, stride * (end - 1) + k - n - low))
     for n, end, k, (low, high) in zip(x.shape[1:3], ends, size, padding, strict=True)

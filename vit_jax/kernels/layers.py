@@ -16,10 +16,11 @@ from vit_jax.kernels import allows, choose_by_platform, tpus
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
   """Returns x W + b, [..., F], for x [..., D], kernel [D, F] and bias [F], of one dtype.
 
-  On CPUs the gradient of the kernel is a product of two matrices. Contracted over [B, N],
-  as JAX derives it, XLA's CPU compiler transposes the activations first, and a step of
-  ViT-S takes 1.16 times as long. Flattening to [B N, D] avoids that, but moves every
-  element on a TPU, whose arrays are tiled (8, 128). So it is chosen at lowering.
+  On CPUs the gradient of the kernel is a product of two matrices, with inputs flattened to
+  [B N, D]. JAX's own gradient sums over the two axes [B, N]. For it XLA's CPU compiler
+  transposes the activations, and a step of ViT-S takes 1.16 times as long. On TPUs, whose
+  arrays have tiles of (8, 128), flattening would move every element, so they keep JAX's
+  gradient.
   """
   return _plus(_product(x, kernel), bias)
 
@@ -35,7 +36,7 @@ def _product(x, kernel):
 @dense.defjvp
 def _dense_jvp(primals, tangents):
   (x, kernel, bias), (dx, *dparams) = primals, tangents
-  # These products stay visible to the policies of `jax.checkpoint`.
+  # This product stays visible to the policies of `jax.checkpoint`.
   y = _plus(_product(x, kernel), bias)
   return y, _product(dx, kernel) + _by_params(x, *dparams)
 
@@ -45,7 +46,7 @@ def _flat(x, dkernel, dbias):
   return _plus(y.reshape(*x.shape[:-1], -1), dbias)
 
 
-# The tangent by the parameters; their gradients are its transpose.
+# The tangent with respect to the parameters. Its transpose gives their gradients.
 _by_params = choose_by_platform(
   cpu=_flat, default=lambda x, dkernel, dbias: _plus(_product(x, dkernel), dbias)
 )
@@ -69,10 +70,10 @@ def _multiply_patches(images, kernel, bias):
   return dense(patches.reshape(*patches.shape[:3], size), kernel.reshape(size, D), bias)
 
 
-# Projects each patch: images [B, H, W, C], kernel [ph, pw, C, D] and bias [D] or None, of one
-# dtype, to [B, H / ph, W / pw, D]. On TPUs it is a convolution: to cut images into patches would
-# move every pixel, which takes longer than the product. Elsewhere it is a product, because
-# the gradient of the convolution is slow on CPUs.
+# Projects each patch of images [B, H, W, C] and returns [B, H / ph, W / pw, D]. The kernel is
+# [ph, pw, C, D] and the bias [D] or None, all of one dtype. On TPUs it is a convolution,
+# because cutting images into patches would move every pixel and take longer than the product.
+# Elsewhere it is a product, because the gradient of the convolution is slow on CPUs.
 embed = choose_by_platform(tpu=_convolve, default=_multiply_patches)
 
 
@@ -80,9 +81,9 @@ embed = choose_by_platform(tpu=_convolve, default=_multiply_patches)
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float, dtype):
-  """Normalises the last axis of x, times `scale`, plus `bias`.
+  """Normalises the last axis of x, then multiplies by `scale` and adds `bias`.
 
-  Statistics are in float32, the variance in two passes.
+  Statistics are computed in float32, and the variance in two passes.
 
   Args:
     x: [..., D].
@@ -102,10 +103,10 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float, dtyp
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def normalise(x, eps: float):
-  """(x - mean) / sqrt(var + eps) over the last axis, in float32.
+  """Returns (x - mean) / sqrt(var + eps) over the last axis, in float32.
 
-  The derivative is written out, because the derived one reads the activations several
-  times more.
+  The derivative is written out, because JAX's own would read the activations several times
+  more.
   """
   return _normalise(x, *_statistics(x, eps))
 
@@ -128,11 +129,12 @@ def _normalise_jvp(eps, primals, tangents):
   return _normalise(x, mean, rstd), _normalise_tangent(x, mean, rstd, dx)
 
 
-# Stores x in its own dtype. One function for all layers is traced once per shape.
+# The backward pass stores x in its own dtype. This is one function for all layers, so that it
+# is traced once per shape.
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _normalise_tangent(x, mean, rstd, dx):
   y, dx = _normalise(x, mean, rstd), dx.astype(jnp.float32)
-  # The normalised vector has no component along 1 and along itself.
+  # The derivative of the normalised vector has no component along 1 or along the vector.
   return (dx - dx.mean(-1, keepdims=True) - y * (dx * y).mean(-1, keepdims=True)) * rstd
 
 
@@ -140,34 +142,34 @@ def _normalise_tangent(x, mean, rstd, dx):
 
 
 def keep_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
-  """Returns bool `shape`, False with probability `rate`, element by element.
+  """Returns a random bool array in which each element is False with probability `rate`.
 
-  Each element's number is a hash of the key and of its own index: a pure function of
-  where it stands in the whole array, whatever the devices that share it, and cheap enough
-  to be computed again where it is needed instead of being stored. With Threefry, JAX's
-  generator, dropout 0.1 costs a step of ViT-B/16 69 % more cycles on a TPU v5e
-  (benchmarks/NOTES.md). Fit for dropout, not for cryptography or for initial values.
+  An element is decided by a hash of the key and of its index in the whole array. The mask
+  therefore does not depend on how devices share the array. The hash is so cheap that the
+  backward pass computes the mask again instead of storing it. With Threefry, JAX's own
+  generator, dropout 0.1 would cost a step of ViT-B/16 69 % more cycles on a TPU v5e
+  (benchmarks/NOTES.md). Use it for dropout, not for cryptography or initial values.
 
   Args:
     key: a random key of any of JAX's generators.
-    rate: in [0, 1), met to 2**-32.
-    shape: that of the whole array, also where several devices share it.
+    rate: in [0, 1). It is exact to 2**-32.
+    shape: the shape of the whole array, even if several devices share it.
   """
   return _words(key, shape) >= jnp.uint32(round(rate * 2**32))
 
 
 def _words(key, shape) -> jax.Array:
-  """Returns uint32 `shape`, uniform.
+  """Returns uniformly distributed uint32 numbers of a shape.
 
-  Every row has a word r, every column two, v and w, and an element is (r ^ v) w: this is
-  multiply-shift hashing (Dietzfelbinger et al., "A reliable randomized algorithm for the
-  closest-pair problem", 1997). w is odd, so that the product is uniform if r is. The high
-  bits, which decide, depend on all bits below. Without v two columns are correlated where
-  one's w happens to be a small multiple of the other's.
+  This is multiply-shift hashing (Dietzfelbinger et al., "A reliable randomized algorithm for
+  the closest-pair problem", 1997). Every row has a random word r, and every column has two, v
+  and w. An element is (r ^ v) w. w is odd, so that the product is uniform if r is. The high
+  bits, which decide about an element, depend on all lower bits. Without v, two columns would
+  be correlated if the w of one happened to be a small multiple of the other's.
   """
   seed, step = jax.random.bits(key, (2,), jnp.uint32)
   row = seed
-  # Axis by axis: the first ones are few numbers, and no index overflows 32 bits.
+  # Hash axis by axis: the first axes have few numbers, and no index overflows 32 bits.
   for axis in range(len(shape) - 1):
     part = (*shape[: axis + 1], *(1,) * (len(shape) - axis - 1))
     row = _mix(row ^ _weyl(part, axis, step))
@@ -176,17 +178,17 @@ def _words(key, shape) -> jax.Array:
 
 
 def _weyl(shape, axis, step):
-  """Returns uint32 `shape`: along `axis` a Weyl sequence, step + index * golden.
+  """Returns a uint32 array with a Weyl sequence, step + index * golden, along `axis`.
 
-  2**32 / golden ratio spreads neighbours over all bits (Steele et al., "Fast splittable
-  pseudorandom number generators", 2014).
+  `golden` is 2**32 / golden ratio, which makes neighbours differ in all bits (Steele et al.,
+  "Fast splittable pseudorandom number generators", 2014).
   """
   golden = jnp.uint32(0x9E3779B9)
   return jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * golden + step
 
 
 def _mix(x):
-  """A bijection of uint32 in which every bit of x reaches every bit.
+  """A bijection of uint32 in which every bit of x changes every bit of the result.
 
   lowbias32 of C. Wellons, "Prospecting for hash functions", 2018.
   """

@@ -1,10 +1,10 @@
-"""Attention on TPUs: a kernel for it and one for its derivative, scores kept on chip.
+"""Attention on TPUs: a kernel for it and one for its derivative, both with scores on chip.
 
-XLA moves the [B, M, N, S] scores of softmax(q k^T) v through memory several times. Here a
-grid step holds the keys and values of some heads of one image and a block of its queries.
-With all keys at hand no statistics are carried from block to block, and the derivative
-recomputes the scores from q and k, which are all it keeps. Softmax is in float32.
-docs/speed.md compares it with XLA's program.
+XLA moves the scores [B, M, N, S] of softmax(q k^T) v through memory several times. Here a
+grid step holds a block of an image's queries, and all keys and values for some of its heads.
+Because it has all keys, no statistics are carried from block to block. The derivative stores
+no scores: it recomputes them from q and k. Softmax is in float32. docs/speed.md compares the
+kernels with XLA's program.
 """
 
 import functools
@@ -24,8 +24,8 @@ from vit_jax.kernels import split, tpus
 
 LANES = 128  # Lanes in a vector register; a matrix unit has at least as many.
 
-# Scores that one grid step computes, at most. Its loop over heads is unrolled, so that
-# they bound the size of the program and the time to compile it.
+# Maximum number of scores that one grid step computes. The loop over heads is unrolled, so
+# this bounds the size of the program and the time to compile it.
 _SCORES = 2**21
 
 
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
   """The division of the work."""
 
   head: int  # Channels of a head.
-  lanes: int  # Channels of a grid step, those of whole heads.
+  lanes: int  # Channels of a grid step, which holds whole heads.
   rows: int  # Queries of a grid step.
   vmem: int  # Bytes of on-chip memory that a kernel may use.
 
@@ -41,8 +41,8 @@ class Plan(NamedTuple):
 def plan(query: jax.Array, key: jax.Array, bias=None) -> Plan | None:
   """Returns the plan for the TPUs of the mesh (`jax.set_mesh`).
 
-  None for other dtypes than bfloat16, where the mesh does not divide the batch and the
-  heads, and where a grid step would not fit on the chip.
+  None if the dtype is not bfloat16, if the mesh does not divide the batch and the heads, or
+  if a grid step would not fit on the chip.
   """
   (batch, queries, heads, head), keys = query.shape, key.shape[1]
   mesh = tpus(batch)
@@ -52,7 +52,7 @@ def plan(query: jax.Array, key: jax.Array, bias=None) -> Plan | None:
   added = sum(x.shape[-1] for x in bias or ())
   whole = math.lcm(head, LANES) // head  # Heads whose channels fill whole registers.
   groups = [n for n in range(1, heads) if heads % n == n % whole == 0] + [heads]
-  # The compiler has the rest.
+  # The compiler uses the rest.
   vmem = pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
   fit = [
     (n * head, rows)
@@ -60,15 +60,16 @@ def plan(query: jax.Array, key: jax.Array, bias=None) -> Plan | None:
     for n in ([1] if bias else groups)
     if n * rows * keys <= _SCORES and _bytes(rows, n * head, keys, added) <= vmem
   ]
-  # The least padding of queries, then the most queries, then the most heads.
+  # Prefer little padding of queries, then many queries, then many heads.
   order = lambda block: (_round_up(queries, block[1]), -block[1], -block[0])
   return Plan(head, *min(fit, key=order), vmem) if fit else None
 
 
 def _bytes(rows: int, lanes: int, keys: int, added: int) -> int:
-  """Estimates the on-chip memory of a grid step of the derivative, which needs the most.
+  """Estimates the on-chip memory of a grid step of the derivative.
 
-  Blocks are bfloat16 and double-buffered, sums and scores float32.
+  The derivative needs more than the forward pass. Blocks are bfloat16 and double-buffered;
+  sums and scores are float32.
   """
   tall, keys = _round_up(rows, 16), _round_up(keys, 16)
   lanes = _round_up(lanes, LANES) + _round_up(added, LANES)
@@ -84,8 +85,11 @@ def _round_up(n: int, unit: int) -> int:
 def attend(query, key, value, bias, plan: Plan) -> jax.Array:
   """Computes `kernels.attention.attend` by the kernels, under any mesh or none.
 
-  Differentiable in reverse mode only: the derivative is a kernel, too. `bias` is a
-  `GridBias` or None, `plan` that of these shapes.
+  It is differentiable in reverse mode only, because the derivative is a kernel too.
+
+  Args:
+    bias: a `GridBias` or None.
+    plan: the plan for these shapes, see `plan`.
   """
   if bias is not None:
     return _attend_by_head(query, key, value, bias, plan)
@@ -98,8 +102,8 @@ def attend(query, key, value, bias, plan: Plan) -> jax.Array:
 def _attend_by_head(query, key, value, bias, plan) -> jax.Array:
   """Computes attention with a bias, one head per grid step.
 
-  With heads before tokens an array fills its tiles even where M is 1 or 2, which
-  [B, N, M, Dh] does not.
+  Heads stand before tokens, [B, M, N, Dh]. Arrays then fill their tiles even if M is 1 or 2,
+  which arrays [B, N, M, Dh] do not.
   """
 
   def run(*by_head):
@@ -113,10 +117,10 @@ def _attend_by_head(query, key, value, bias, plan) -> jax.Array:
 
 
 def _factors(bias, queries: int, keys: int, dtype) -> tuple[jax.Array, jax.Array]:
-  """Returns ([B, M, N, R], [S, R]) whose product is the bias; R = h + w of a `GridBias`.
+  """Returns two factors [B, M, N, R] and [S, R] of a `GridBias`, with R = h + w.
 
-  So the bias is never stored as [N, S]. The second factor has a 1 at a key's row and a 1
-  at its column, and zeros for keys before the map.
+  Their product is the bias, which is therefore never stored as [N, S]. The second factor has
+  a 1 at a key's row and a 1 at its column, and zeros for keys before the map.
   """
   h, w = (x.shape[-1] for x in bias)
   bias = jnp.concatenate([x.swapaxes(1, 2) for x in bias], axis=-1).astype(dtype)
@@ -157,8 +161,8 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
 
   Args:
     arrays: the arguments of the kernel.
-    kinds, out_kinds: a letter for each argument and result: 'q' and 'k' are [B, N, lanes]
-      and [B, S, lanes]; 'b' and 'p' are the factors of the bias, [B, N, R] and [1, S, R].
+    kinds, out_kinds: a letter for each argument and result. 'q' is [B, N, lanes], 'k' is
+      [B, S, lanes], and 'b' and 'p' are the factors of the bias, [B, N, R] and [1, S, R].
   """
   like = dict(zip(kinds, arrays, strict=True))
   (batch, queries, width), keys = like['q'].shape, like['k'].shape[1]
@@ -188,7 +192,7 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *out_shape)),
     ),
     compiler_params=pltpu.CompilerParams(
-      # Blocks of queries add to one gradient of the keys.
+      # All blocks of queries add to the same gradient of the keys.
       dimension_semantics=('parallel', 'parallel', 'arbitrary'),
       vmem_limit_bytes=plan.vmem,
     ),
@@ -198,7 +202,7 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
 
 
 def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
-  """`refs`: the factors of the bias, if there is one, and the result."""
+  """Computes a grid step. `refs` are the factors of the bias, if any, and the result."""
   *bias_refs, out_ref = refs
   del queries  # Rows beyond the last query are computed and not written.
   out = _Sum(out_ref)
@@ -216,7 +220,10 @@ def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
 
 
 def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
-  """`refs`: the factors of the bias, if there is one; the results; sums over blocks."""
+  """Computes the gradients of a grid step.
+
+  `refs` are the factors of the bias, if any, then the results, then the sums over blocks.
+  """
   if biased:
     bias_ref, places_ref, dq_ref, dk_ref, dv_ref, dbias_ref, *sums = refs
   else:
@@ -229,8 +236,8 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
     k, v = (ref[0, :, span] for ref in (k_ref, v_ref))
     q *= jnp.asarray(plan.head**-0.5, q.dtype)
     q, g = _only(q, head, span), _only(g, head, span)
-    # Scores lie as [S, N], because two of the three products with them then need no
-    # transposition.
+    # Scores are stored as [S, N], because two of the three products with them then need
+    # no transposition.
     scores = _dot(k, q, (1, 1))
     if biased:
       bias, places = _existing(bias_ref[0], queries), places_ref[0]
@@ -249,10 +256,10 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
 
 
 def _heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:
-  """Yields the channels of each head, and the whole registers that hold them.
+  """Yields (channels of a head, channels of the registers that hold it) for each head.
 
-  To cut a head out of a register would shift lanes. Instead one operand of every product
-  is zero on the other channels, which costs nothing: matrix units are as wide as a
+  Cutting a head out of a register would shift lanes. Instead one operand of every product is
+  zero on the other channels. This costs nothing, because matrix units are as wide as a
   register.
   """
   for start in range(0, lanes, head):
@@ -323,7 +330,7 @@ def _dot(a, b, over: tuple[int, int]):
 
 
 def _reciprocal(total):
-  """Returns 1 / total for totals of at least 1, without a division's special cases."""
-  # JAX 0.10, the last for Python 3.11, has it in `pl`.
+  """Returns 1 / total for totals of at least 1, without the special cases of a division."""
+  # JAX 0.10, the last version for Python 3.11, has `reciprocal` in `pl`.
   reciprocal = getattr(pltpu, 'reciprocal', None) or pl.reciprocal
   return reciprocal(total, full_range=False)

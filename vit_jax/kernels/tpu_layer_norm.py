@@ -1,9 +1,10 @@
 """Layer normalisation on TPUs: a kernel for it and one for its derivative.
 
-XLA reads the activations once for the mean, again for the variance and again to normalise
-them, the first and the last time inside the products before and after, which slows these
-down. Here a grid step holds some rows whole and reads them once; the derivative recomputes
-the statistics. Statistics are in float32, the variance in two passes.
+XLA reads the activations for the mean, again for the variance, and again to normalise them.
+It does the first inside the product before the norm and the last inside the product after it,
+which slows these products down. Here a grid step holds whole rows and reads them once. The
+derivative recomputes the statistics. Statistics are computed in float32, and the variance in
+two passes.
 """
 
 import functools
@@ -18,22 +19,24 @@ from jax.sharding import PartitionSpec
 from vit_jax.kernels import split, tpus
 
 _LANES, _SUBLANES = 128, 8  # The shape of a vector register.
-_BLOCKS = 6 * 2**20  # Bytes of a grid step's arrays; every TPU has 16 MiB on the chip.
-_LONGEST = 4096  # Rows of a grid step, at most: the loop over them is unrolled.
+# Maximum bytes of a grid step's arrays; every TPU has at least 16 MiB on the chip.
+_BLOCKS = 6 * 2**20
+_LONGEST = 4096  # Maximum rows of a grid step, because the loop over them is unrolled.
 
 
 def plan(x: jax.Array) -> int | None:
-  """Returns the rows of a grid step for x [B, N, D], bfloat16, or None: XLA computes it.
+  """Returns the number of rows of a grid step for x [B, N, D], or None if XLA shall compute.
 
-  None where the mesh (`jax.set_mesh`) is not one of TPUs, splits channels or does not
-  divide the batch, for a few tokens, and for channels that do not fill registers.
+  XLA computes other dtypes than bfloat16, few tokens, and channels that do not fill
+  registers. It also computes if the mesh (`jax.set_mesh`) is not of TPUs, splits channels,
+  or does not divide the batch.
   """
   mesh, (_, tokens, width) = tpus(x.shape[0]), x.shape
   small = tokens < 2 * _SUBLANES or width % _LANES
   if small or mesh is None or mesh.shape['tensor'] > 1:
     return None
-  # The derivative holds x, dy and dx, double-buffered, 2 bytes an element, and as much of
-  # intermediate results.
+  # The derivative holds x, dy and dx, double-buffered, with 2 bytes an element. The factor 4
+  # stands for these three arrays and for intermediate results.
   most = min(_LONGEST, _BLOCKS // (4 * 2 * 2 * width))
   if tokens <= most:
     return tokens
@@ -47,7 +50,10 @@ def plan(x: jax.Array) -> int | None:
 def layer_norm(x, scale, bias, eps: float, rows: int):
   """Computes `layers.layer_norm` of x [B, N, D] by the kernel, under any mesh or none.
 
-  Differentiable in reverse mode only: the derivative is a kernel, too. `rows` is the plan.
+  It is differentiable in reverse mode only, because the derivative is a kernel too.
+
+  Args:
+    rows: the number of rows of a grid step, see `plan`.
   """
   return _call(_forward, (eps,), rows, [x], [scale, bias])[0]
 
@@ -67,13 +73,14 @@ layer_norm.defvjp(_fwd, _bwd)
 
 
 def _call(kernel, static, rows, arrays, vectors, sums: int = 0) -> list:
-  """Runs a kernel over images and blocks of rows, each device its own images.
+  """Runs a kernel over images and blocks of rows. Each device runs it on its own images.
 
   Args:
     static: the first arguments of the kernel.
-    arrays: [B, N, D]. The first result has this shape.
-    vectors: [D].
-    sums: number of further results, float32 [B, 1, D], added up over an image's blocks.
+    arrays: arrays [B, N, D]. The first result has this shape.
+    vectors: arrays [D].
+    sums: number of further results, float32 [B, 1, D], which are sums over an image's
+      blocks.
   """
 
   def run(*operands):
@@ -95,7 +102,7 @@ def _call(kernel, static, rows, arrays, vectors, sums: int = 0) -> list:
         transcendentals=batch * tokens,
         bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shape)),
       ),
-      # Blocks of an image add to one sum.
+      # All blocks of an image add to the same sum.
       compiler_params=pltpu.CompilerParams(
         dimension_semantics=('parallel', 'arbitrary')
       ),
@@ -147,7 +154,7 @@ def _backward(eps, tokens, x_ref, dy_ref, scale_ref, dx_ref, dscale_ref, dbias_r
     else:
       rest = [s.sum(0, keepdims=True) for s in sums]
     dy = dy * scale
-    # The normalised vector has no component along 1 and along itself.
+    # The derivative of the normalised vector has no component along 1 or along the vector.
     mean = dy.sum(1, keepdims=True) * (1 / width)
     along = (dy * y).sum(1, keepdims=True) * (1 / width)
     dx_ref[0, tile] = ((dy - mean - y * along) * rstd).astype(dx_ref.dtype)

@@ -1,8 +1,8 @@
-"""Proof of the fused kernels on the device at hand, before a run trusts them.
+"""Tests the fused kernels on the device at hand before a run uses them.
 
 Every kernel that a program could use is run, with its gradient, on random input of the
-program's shapes beside XLA's program. A kernel that does not compile, differs, or is slower
-is not used.
+program's shapes, and so is XLA's program. A kernel that does not compile, gives other
+results, or is slower is not used.
 """
 
 import math
@@ -19,11 +19,11 @@ from vit_jax import terminal
 from vit_jax.errors import one_line
 from vit_jax.kernels import KERNELS, collect_calls, using
 
-# Largest difference, as a share of the largest value. Both sides round to bfloat16 several
-# times, by 2**-9 each.
+# Largest difference, as a share of the largest value. Both programs round to bfloat16 several
+# times, and each rounding has an error of up to 2**-9.
 _CLOSE = 2**-5
 _AXES = ('data', 'fsdp', 'tensor')
-_ROUNDS, _CALLS = 5, 4  # A call's time is that of the fastest round, over its calls.
+_ROUNDS, _CALLS = 5, 4  # The time of a call is that of the fastest round / _CALLS.
 
 
 def choose(
@@ -32,13 +32,13 @@ def choose(
   """Returns (kernels to use, rows of `verified`). Process 0 decides for all processes.
 
   Args:
-    mode: 'auto': the kernels that pass; 'xla': none; 'fused': all, unverified.
-    trace: traces the program on the mesh that is set, such as
+    mode: 'auto' for the kernels that pass, 'xla' for none, 'fused' for all, unverified.
+    trace: a function that traces the program on the current mesh, such as
       `lambda: jax.eval_shape(step, state, batch)`.
   """
   if mode == 'fused':
     return KERNELS, []
-  if mode == 'xla' or jax.default_backend() == 'cpu':  # CPUs have none.
+  if mode == 'xla' or jax.default_backend() == 'cpu':  # CPUs have no fused kernels.
     return (), []
   calls, rows = collect_calls(trace), []
   if jax.process_index() == 0:
@@ -75,8 +75,8 @@ def verify_calls(calls: list[tuple[str, Callable, tuple]]) -> list[dict]:
     calls: (kernel, function, shapes of its arguments), see `kernels.collect_calls`.
 
   Returns:
-    A row for each: kernel, shapes, seconds and xla_seconds of the function with its
-    gradient, and reason: why the kernel is not used, or None.
+    A dict for each call: `kernel`, `shapes`, `seconds` and `xla_seconds` of the function with
+    its gradient, and `reason`, why the kernel is not used, or None.
   """
   different = {}
   for kernel, function, arrays in calls:
@@ -101,7 +101,8 @@ def _verify(kernel, function, arrays, shapes) -> dict:
   try:
     expected, row['xla_seconds'] = _run(function, inputs)
   except jax.errors.JaxRuntimeError:
-    return row | {'reason': None}  # XLA's program does not fit where the kernel's does.
+    # XLA's program does not fit into memory, but the kernel's does.
+    return row | {'reason': None}
   return row | {'reason': _fault(results, expected, row, shapes)}
 
 
@@ -125,7 +126,7 @@ def _run(function, inputs, *kernels: str):
 
 def _fault(results, expected, row, shapes) -> str | None:
   pairs = zip(*map(jax.tree.leaves, (results, expected)), strict=True)
-  worst = float(np.max([_difference(a, b) for a, b in pairs]))  # or NaN
+  worst = float(np.max([_difference(a, b) for a, b in pairs]))  # It may be NaN.
   if not worst <= _CLOSE:
     return f"differs from XLA's by {worst:.2g} of the largest value on {shapes}"
   if row['seconds'] > row['xla_seconds']:

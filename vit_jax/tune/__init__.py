@@ -60,7 +60,7 @@ def attach(
   with prefix_errors('config.tune'):
     if chosen.by_block and getattr(model, 'scan', False):
       raise ValueError(
-        f'method={method} treats each block on its own, and config.model.scan=True makes '
+        f'method={method} treats each block separately, but config.model.scan=True makes '
         'them one: leave scan out'
       )
     rules, added = chosen.rules(backbone), chosen.make_added(backbone)

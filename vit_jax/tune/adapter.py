@@ -1,4 +1,4 @@
-"""Adapters of Houlsby et al. (arXiv 1902.00751) at the places of Pfeiffer et al. (2005.00247)."""
+"""Adapters (Houlsby et al., arXiv 1902.00751), placed as by Pfeiffer et al. (2005.00247)."""
 
 import dataclasses
 import re
@@ -23,7 +23,8 @@ class Adapter(Method):
   changes.
 
   Attributes:
-    reduction: there are D / reduction channels between down and up; 8, 64 or 256 in VPT.
+    reduction: D / reduction is the number of channels between down and up. VPT has 8, 64
+      or 256.
   """
 
   by_block: ClassVar = True
@@ -36,7 +37,7 @@ class Adapter(Method):
       if re.fullmatch(backbone.family.branch_ends, path):
         if (D := layer.outputs[-1]) < self.reduction:
           raise ValueError(
-            f'reduction={self.reduction} leaves none of the {D} channels of {path}: take '
+            f'reduction={self.reduction} is more than the {D} channels of {path}: take '
             f'{D} or less'
           )
         places.append((path, D, D // self.reduction))

@@ -65,8 +65,8 @@ class Backbone:
     """Returns the head, whose input is [1, D]; raises ValueError if the model has none."""
     if 'head' not in self.layers:
       raise ValueError(
-        f'method={method} is for a model with a head, and config.model.num_classes=None '
-        'gives it none'
+        f'method={method} needs a model with a head: set config.model.num_classes, which '
+        'is None'
       )
     return self.layers['head']
 

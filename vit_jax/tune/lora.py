@@ -31,8 +31,8 @@ class Lora(Method):
     alpha: the product A B is multiplied by alpha / rank.
     layers: regexes that match the names of kernels in full. By default the kernels of query
       and value, or every kernel of the blocks in a model that has none of these. The kernel
-      of a convolution [h, w, C, K] counts as a matrix [h w C, K]; where the layer
-      standardises its kernel, it standardises the sum.
+      of a convolution [h, w, C, K] counts as a matrix [h w C, K]. A layer that standardises
+      its kernel standardises the sum of kernel and product.
   """
 
   by_block: ClassVar = True
@@ -80,7 +80,7 @@ class Lora(Method):
 
 
 def _sizes(backbone, name: str) -> tuple[int, int]:
-  """Returns the (inputs, outputs) of a kernel that is seen as a matrix."""
+  """Returns the (inputs, outputs) of a kernel as a matrix."""
   shape = backbone.shapes[name]
   _, outputs = backbone.family.matrix_axes(name) or ((), (-1,))
   size = math.prod(shape[axis] for axis in outputs)

@@ -56,7 +56,7 @@ class Tuned(Model):
 
   @nn.nowrap
   def change(self, **values) -> 'Tuned':
-    """Returns the same around the model with other values of the fields it has."""
+    """Returns a copy whose model has other values for the fields that it has."""
     return self.clone(model=self.model.change(**values))
 
   def __call__(self, images, *, train: bool = False, **options):

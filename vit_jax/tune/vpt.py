@@ -33,11 +33,10 @@ class Vpt(Method):
       'before_positions': the same, with the position embedding of the class token.
       'add': one prompt is added to every patch token, or one prompt per patch to its token.
       'pad': as a frame around the image.
-    deep: whether every block has its own prompts, which replace the outputs of the block
-      before at the prompts' places (VPT-deep). Otherwise only the first block has prompts
-      (VPT-shallow).
-    layers: with deep, the blocks that have prompts, counted from 0; by default all. Before
-      the first of them there are no prompts.
+    deep: whether every block has its own prompts, which replace the previous block's outputs
+      for prompts (VPT-deep). Otherwise only the first block has prompts (VPT-shallow).
+    layers: with deep, the blocks that have prompts, counted from 0; by default all. Blocks
+      before the first of them run without prompts.
     shared: with deep, whether all blocks have the same prompts.
     dropout: rate of dropout on the prompts; the released code has 0.1 for deep prompts.
     pool: which tokens are averaged for the head, instead of the model's own pooling: the
@@ -60,8 +59,8 @@ class Vpt(Method):
     where = self.where or next(iter(places), None)
     if where not in places:
       raise ValueError(
-        f'where={where!r}: {name} has {list(places) or "no place"} for prompts; lora, '
-        'adapter and bias go with every model'
+        f'where={where!r}: {name} has {list(places) or "no place"} for prompts. The methods '
+        'lora, adapter and bias work with every model'
       )
     classifier = getattr(backbone.model, 'classifier', None)
     self._refuse_useless_options(where, classifier)
@@ -132,7 +131,7 @@ class Vpt(Method):
 
 
 def _scale(backbone) -> float:
-  """Returns v; prompts start uniform in (-v, v), as a patch embedding does."""
+  """Returns v. Prompts start uniform in (-v, v), like a patch embedding."""
   stride = backbone.family.stride(backbone.model.fields())
   patch = math.prod(stride) * backbone.image_shape[-1]
   width = backbone.layers[backbone.blocks[0]].inputs[-1]
@@ -186,7 +185,7 @@ class Prompts(Addition):
     shape = (self.sets, self.number, at.width)
     prompts = self.param('prompts', init, shape, jnp.float32)[None]
     if train and self.dropout:
-      # A mask of dropout for each image.
+      # Each image has its own dropout mask.
       prompts = jnp.broadcast_to(prompts, (images.shape[0], *shape))
       prompts = Dropout(self.dropout)(prompts, deterministic=False)
     replaced = {}

@@ -1,4 +1,4 @@
-"""From a name to a local path: the one step that needs a network, where one is needed."""
+"""Turns the name of a source into a local path. Only this step may need a network."""
 
 import hashlib
 import http.client
@@ -16,16 +16,17 @@ from vit_jax import errors, files, terminal
 from vit_jax.errors import DiskFull, NotAllowed, UserError, disk_is_full, one_line
 from vit_jax.weights import readers
 
-_TIMEOUT = 15  # seconds without a byte
-_MOST, _BLOCK = 2**35, 2**20  # bytes: at most, without a length; read at once
-_PUBLIC = 'storage.googleapis.com/'  # where the objects of public buckets are
-# The card states the licence; vocabularies of text towers are .json or .model.
+_TIMEOUT = 15  # seconds to wait for the next byte
+# Maximum bytes of a download whose length the server does not state; bytes read at once.
+_MOST, _BLOCK = 2**35, 2**20
+_PUBLIC = 'storage.googleapis.com/'  # the host of objects in public buckets
+# README.md is the card, which states the licence. Vocabularies are .json or .model.
 _HUB_FILES = ('*.json', '*.safetensors', '*.model', 'README.md')
 _HUB_NAME = r'([\w.-]+/[\w.-]+)(?:@([\w./-]+))?'
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-  """Follows redirects from https:// to https:// alone."""
+  """Follows no redirect from https:// to another scheme."""
 
   def redirect_request(self, req, fp, code, msg, headers, newurl):
     if urllib.parse.urlsplit(newurl).scheme not in ('https', req.type):
@@ -37,11 +38,11 @@ _open = urllib.request.build_opener(_Redirects).open
 
 
 def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
-  """Returns the local file or folder of a source, downloaded if need be.
+  """Returns the local file or folder of a source, and downloads it if need be.
 
-  gs://BUCKET/FILE and https://HOST/FILE are fetched once into `files.cache_dir()` (gs://
-  of public buckets by HTTPS, without gcsfs). hf:OWNER/NAME[@REVISION] is fetched into the
-  hub's cache, and so is a plain OWNER/NAME, unless a folder OWNER exists here.
+  gs://BUCKET/FILE and https://HOST/FILE are downloaded once into `files.cache_dir()`. Public
+  buckets are read by HTTPS, without gcsfs. hf:OWNER/NAME[@REVISION] is downloaded into the
+  hub's cache, and so is OWNER/NAME, unless there is a local folder OWNER.
 
   Args:
     names: names that the error for an unknown source may suggest.
@@ -53,7 +54,7 @@ def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
     return _fetch(text)
   if '://' in text:
     raise UserError(
-      f'{_hide_secrets(text)}: not a path, gs://, https:// or hf:OWNER/NAME.'
+      f'{_hide_secrets(text)}: expected a path, gs://, https:// or hf:OWNER/NAME.'
     )
   try:
     path = Path(text).expanduser()
@@ -71,25 +72,28 @@ def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
 
 
 def _hide_secrets(source: str) -> str:
-  """Returns a URL for a message: without a user, a password and a query's tokens."""
+  """Returns a URL for messages, without user, password and query."""
   return one_line(re.sub(r'(?<=://)[^/?#]*@', '', source).partition('?')[0])
 
 
 def is_cached(path: Path) -> bool:
-  """Whether a file is one that was downloaded: it can be removed and fetched again."""
+  """Whether a file was downloaded, so that it can be removed and downloaded again."""
   return files.cache_dir() in path.parents
 
 
 def _fetch(source: str) -> Path:
-  """Returns the copy of a URL in the cache, downloaded if it is not there."""
+  """Returns the copy of a URL in the cache, and downloads it if there is none."""
   scheme, _, rest = source.partition('://')
   place, _, query = (_PUBLIC + rest if scheme == 'gs' else rest).partition('?')
   parts = urllib.parse.unquote(place).split('/')
   if len(parts) < 2 or not all(p.isprintable() and p.strip('. ') for p in parts):
-    raise UserError(f'{_hide_secrets(source)} names no file.')
+    raise UserError(f'{_hide_secrets(source)}: expected the URL of a file.')
   if '@' in parts[0]:
-    raise UserError(f'{_hide_secrets(source)}: a URL with a password is not fetched.')
-  if query:  # a folder of its own, so that the name keeps its suffix
+    raise UserError(
+      f'{_hide_secrets(source)}: a URL with a password is not supported: download the file '
+      'and give its path.'
+    )
+  if query:  # It becomes a folder, so that the file's name keeps its suffix.
     parts.insert(-1, hashlib.sha256(query.encode()).hexdigest()[:16])
   copy = _copy_http
   if scheme == 'gs' and importlib.util.find_spec('gcsfs'):
@@ -105,13 +109,14 @@ def _fetch(source: str) -> Path:
       try:
         partial.rename(target)
       except OSError:
-        if not target.is_dir():  # a folder that another process has fetched meanwhile
+        # Another process may have downloaded the same folder meanwhile.
+        if not target.is_dir():
           raise
   except NotAllowed:
     raise
   except (OSError, http.client.HTTPException, ValueError) as error:
     if isinstance(error, urllib.error.HTTPError):
-      error.close()  # it holds the connection
+      error.close()  # The error holds the connection.
     why = one_line(getattr(error, 'reason', None) or error) or type(error).__name__
     if disk_is_full(error):
       raise DiskFull(
@@ -125,7 +130,11 @@ def _fetch(source: str) -> Path:
 
 
 def _copy_http(source: str, path: Path) -> None:
-  """Writes the body of an HTTP answer to a file; OSError or ValueError unless whole."""
+  """Writes the body of an HTTP response to a file.
+
+  Raises:
+    OSError, ValueError: if the body is incomplete.
+  """
   url = source
   if source.startswith('gs://'):
     url = f'https://{_PUBLIC}{urllib.parse.quote(source.removeprefix("gs://"))}'
@@ -136,15 +145,15 @@ def _copy_http(source: str, path: Path) -> None:
     for block in terminal.progress(blocks, total, path.name, 'MiB'):
       file.write(block)
       if total is None and file.tell() > _MOST:
-        raise OSError(f'more than {_MOST:,} bytes came, without a length')
+        raise OSError(f'received more than {_MOST:,} bytes, without a stated length')
     size = file.tell()
   if length is not None and length != str(size):
-    raise OSError(f'{size} of {length} bytes came')
+    raise OSError(f'received {size} of {length} bytes')
   readers.check_whole(path)
 
 
 def _copy_from_bucket(source: str, path: Path) -> None:
-  """Copies an object of a bucket, or a folder as on a hub."""
+  """Copies an object of a bucket, or a folder with the layout of a hub's."""
 
   def copy(url, path):
     with url.open('rb') as file, path.open('wb') as out:

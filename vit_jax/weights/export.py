@@ -1,4 +1,4 @@
-"""Our parameters to the formats of others, with the config that they need."""
+"""Writes parameters in the formats of other libraries, with the config that they need."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
   """Writes a source in the format `to` of another library, or raises UserError.
 
   Returns:
-    (the files, see `save`, the number of parameters).
+    (files, number of parameters). The files are those that `save` wrote.
   """
   choose('format', to, TO)
   source = tuned.merge(source)
@@ -33,7 +33,9 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
   model = source.family, flat, fields, size, source.class_names
   with name_source(source.source):
     if to in ('timm', 'hf') and source.channels != 3:
-      raise ValueError(f'it has {source.channels} channel, {to} files have 3')
+      raise ValueError(
+        f'the model takes {source.channels} channel, but {to} files have 3'
+      )
     try:
       arrays, config = _convert(to, *model)
     except ValueError as error:
@@ -43,7 +45,8 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
       config.setdefault('vit_jax', {})['pp'] = source.pp
     beside, pp = {}, pipelines.build(source, size)
     if to in ('timm', 'hf', 'open_clip'):
-      # The libraries' geometry where they have ours, else a resize; all of it is in `pp`.
+      # The pipeline as the other library would write it. If the library cannot express our
+      # geometry, this is a plain resize. `pp` has the whole pipeline.
       plain = pipelines.build(source, size, plain=True)
       preprocessor = pipelines.describe(pp) or pipelines.describe(plain)
       if preprocessor is None:
@@ -61,7 +64,7 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
 def _add_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarray]:
   """Completes the config of an image tower; returns the arrays of the text tower."""
   if source.text is None:
-    raise ValueError('open_clip has a text tower, the source has none')
+    raise ValueError('open_clip files have a text tower, but the source has none')
   tower = text.read(source.text, source.fields)
   configs.need(tower.fields, 'open_clip', act=(source.fields['act'],))
   arrays, config['model_cfg']['text_cfg'] = text.open_clip(tower)
@@ -70,9 +73,10 @@ def _add_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarra
 
 
 def _convert(to, family, flat, fields, size, class_names) -> tuple[dict, dict]:
-  """Returns (arrays, config) in the format `to`; ValueError if it cannot express them."""
+  """Returns (arrays, config) in the format `to`; raises ValueError if that is impossible."""
   format = formats.find_writer(family, to)
-  if to != 'google':  # whose files without a table have sine-cosine positions
+  # Google's files without a table of positions have sine-cosine positions.
+  if to != 'google':
     flat, fields = adapt.tabulate_positions(
       flat, fields, models.family(family), size, class_row=to != 'timm'
     )
@@ -92,14 +96,15 @@ def save(
   config: dict,
   beside: dict[str, dict] | None = None,
 ) -> list[Path]:
-  """Writes a file or a hub folder, each file whole or not at all; returns the files.
+  """Writes a file or a hub folder and returns the files. No file is written in part.
 
   Args:
-    dest: FILE.npz; FILE.safetensors, with config.json beside it; or a folder, for
+    dest: FILE.npz; FILE.safetensors, with config.json beside it; or a folder, with
       model.safetensors and config.json.
     arrays: float arrays by name.
-    config: kept in the zip's comment, or in the metadata and config.json.
-    beside: more files of JSON, by name; not with an .npz.
+    config: the config. An .npz has it in the zip's comment; other files have it in their
+      metadata and in config.json.
+    beside: further JSON files, {name: content}; not with an .npz.
   """
   dest = files.local_path(dest, 'Cannot write')
   if dest.suffix == '.npz':
@@ -126,7 +131,7 @@ def save(
 
 
 def _pack_npz(arrays: dict[str, np.ndarray], config: dict) -> bytes:
-  """Returns the bytes of np.savez, with the config, if any, in the zip's comment."""
+  """Returns the bytes of an .npz file with a config, if any, in the zip's comment."""
   out, comment = io.BytesIO(), json.dumps(config).encode() if config else b''
   if len(comment) > zipfile.ZIP_MAX_COMMENT:
     raise UserError(

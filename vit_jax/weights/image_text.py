@@ -1,4 +1,4 @@
-"""Two towers that were trained together: what `vit_jax.load` returns for CLIP and SigLIP."""
+"""An image and a text tower: the result of `vit_jax.load` for CLIP and SigLIP."""
 
 import dataclasses
 import functools
@@ -17,22 +17,22 @@ from vit_jax.weights.families import text
 from vit_jax.weights.loaded import Loaded
 from vit_jax.weights.source import Source
 
-_BATCH = 256  # texts per step, at most
+_BATCH = 256  # maximum number of texts per step
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class ImageText(Loaded):
   """An image tower, with the text tower that it was trained with.
 
-  `model` and `variables` are those of the image tower, whose outputs are vectors for
-  comparison with texts: use it as the model of any other weights. `image` and `text` give
-  vectors, `logits` compares them, `classifier` makes a head of texts.
+  `model` and `variables` are those of the image tower, which can be used like any other
+  model. Its outputs are vectors that can be compared with those of texts. `image` and `text`
+  compute vectors, `logits` compares them, and `classifier` makes a head from texts.
   """
 
   towers: TwoTowers
-  beside: dict[str, Any]  # the parameters of `towers` but those of the image tower
+  beside: dict[str, Any]  # the parameters of `towers`, except those of the image tower
   rules: tokenizer.Rules
-  folder: Path  # where the vocabulary is
+  folder: Path  # the folder of the vocabulary
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer.Tokenizer:
@@ -57,7 +57,7 @@ class ImageText(Loaded):
     """Returns the unit vectors [B, E] of images.
 
     Args:
-      images: as `preprocess` takes them; or its result, float32 [B, H, W, C].
+      images: the images that `preprocess` takes, or its result, float32 [B, H, W, C].
     """
     if not jnp.issubdtype(getattr(images, 'dtype', object), jnp.floating):
       images = self.preprocess(images)
@@ -71,7 +71,8 @@ class ImageText(Loaded):
     """Returns the unit vectors [T, E] of texts, given as token ids int [T, N]."""
     rows = []
     for part in (ids[i : i + _BATCH] for i in range(0, len(ids), _BATCH)):
-      size = 1 << (len(part) - 1).bit_length()  # few sizes, for few compilations
+      # Pad to a power of 2, because each size is compiled.
+      size = 1 << (len(part) - 1).bit_length()
       padded = np.pad(part, ((0, size - len(part)), (0, 0)))
       y = self._compiled(self._params, padded, method='embed_texts')
       rows.append(np.asarray(y)[: len(part)])
@@ -92,14 +93,15 @@ class ImageText(Loaded):
     templates: Sequence[str] = ('{}',),
     class_names: list[str] | None = None,
   ) -> Loaded:
-    """Returns the image tower with a head by texts: a classifier without training.
+    """Returns the image tower with a head made from texts: a classifier without training.
 
-    The vector of a class is the mean of the unit vectors of its prompts, of unit length
-    again (CLIP, arXiv 2103.00020, section 3.1.4). Logits are those of `logits`.
+    The vector of a class is the mean of the unit vectors of its prompts, scaled to unit
+    length (CLIP, arXiv 2103.00020, section 3.1.4). The classifier's logits are those of
+    `logits`.
 
     Args:
       labels: a text for each class.
-      templates: prompts, with a place {} for the label.
+      templates: prompts, in which {} stands for the label.
       class_names: names of the classes; None: the labels.
     """
     T, means = len(templates), []
@@ -113,7 +115,7 @@ class ImageText(Loaded):
     scale, bias = self._scale_and_bias
     params, outputs = dict(self.params), self.model.num_classes
     if outputs is not None:
-      zeros = np.zeros(outputs, np.float32)  # EVA's projection alone has a bias
+      zeros = np.zeros(outputs, np.float32)  # Only EVA's projection has a bias.
       params['projection'] = {'bias': zeros, **params.pop('head')}
     kernel = (scale * means.T).astype(np.float32)  # [E, K]
     params['head'] = {'kernel': kernel, 'bias': np.full(len(labels), bias, np.float32)}
@@ -125,7 +127,7 @@ class ImageText(Loaded):
 
 
 def pair(loaded: Loaded, source: Source) -> Loaded:
-  """Returns an image tower with the text tower of its file, if that can be read."""
+  """Combines an image tower with the text tower of its file, if that can be read."""
   try:
     read = text.read(source.text, source.fields)
   except ValueError as error:

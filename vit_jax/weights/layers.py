@@ -1,4 +1,4 @@
-"""Rename rules for layers, as PyTorch names and stores them."""
+"""Rename rules for layers in PyTorch's files."""
 
 import re
 
@@ -19,14 +19,14 @@ TRANSFORMERS_5 = (
 
 
 def count_blocks(flat: dict, part: str) -> tuple[int, ...]:
-  """Counts the blocks of each stage; `part` is a parameter that each block has."""
+  """Counts the blocks of each stage. `part` is the name of a parameter of every block."""
   blocks = (re.fullmatch(rf'stage(\d+)_block_\d+/{part}', name) for name in flat)
   numbers = [int(match[1]) for match in blocks if match]
   return tuple(numbers.count(s) for s in range(1, max(numbers, default=0) + 1))
 
 
 def dense(theirs: str, ours: str, kernel=t.dense, bias=t.same) -> Table:
-  """A dense layer, with or without a bias."""
+  """Returns the rules of a dense layer, with or without a bias."""
   return (
     Rule(f'{theirs}.weight', f'{ours}/kernel', kernel),
     Rule(f'{theirs}.bias', f'{ours}/bias', bias),
@@ -34,12 +34,12 @@ def dense(theirs: str, ours: str, kernel=t.dense, bias=t.same) -> Table:
 
 
 def conv(theirs: str, ours: str) -> Table:
-  """A convolution, with or without a bias."""
+  """Returns the rules of a convolution, with or without a bias."""
   return dense(theirs, ours, t.conv)
 
 
 def norm(theirs: str, ours: str) -> Table:
-  """A norm, with or without a bias."""
+  """Returns the rules of a norm, with or without a bias."""
   return (
     Rule(f'{theirs}.weight', f'{ours}/scale'),
     Rule(f'{theirs}.bias', f'{ours}/bias'),
@@ -47,7 +47,7 @@ def norm(theirs: str, ours: str) -> Table:
 
 
 def batch_norm(theirs: str, ours: str) -> Table:
-  """A batch norm. If it is frozen, scale and bias are statistics as well."""
+  """Returns the rules of a batch norm. If it is frozen, scale and bias are statistics too."""
   stats = f'{trees.STATS}/{ours}'
   return (
     *norm(theirs, ours),
@@ -58,17 +58,17 @@ def batch_norm(theirs: str, ours: str) -> Table:
 
 
 def split_heads(theirs: str, ours: str, heads: int) -> Table:
-  """A projection from tokens to heads."""
+  """Returns the rules of a projection from tokens to heads."""
   return dense(theirs, ours, t.heads_kernel(heads), t.heads_bias(heads))
 
 
 def merge_heads(theirs: str, ours: str, heads: int) -> Table:
-  """A projection from heads to tokens."""
+  """Returns the rules of a projection from heads to tokens."""
   return dense(theirs, ours, t.out_kernel(heads))
 
 
 def join(theirs: str, ours, kernel=t.dense, bias=t.same, dot: str = '.') -> Table:
-  """Several layers of ours, which the file holds as one."""
+  """Returns the rules of several of our layers that the file stores as one layer."""
   return tuple(
     Rule(
       f'{theirs}{dot}{part}',
@@ -80,13 +80,13 @@ def join(theirs: str, ours, kernel=t.dense, bias=t.same, dot: str = '.') -> Tabl
 
 
 def fuse_heads(theirs: str, ours: str, heads: int, names=QKV, dot: str = '.') -> Table:
-  """Several projections to heads, which the file holds as one layer."""
+  """Returns the rules of several projections to heads that the file stores as one layer."""
   ours = [f'{ours}/{name}' for name in names]
   return join(theirs, ours, t.heads_kernel(heads), t.heads_bias(heads), dot)
 
 
 def attention_pool(theirs: str, ours: str, heads: int) -> Table:
-  """Attention pooling, as transformers names it."""
+  """Returns the rules of attention pooling under transformers' names."""
   attention = f'{ours}/MultiHeadDotProductAttention_0'
   return table(
     Rule(f'{theirs}.probe', f'{ours}/probe'),
@@ -99,7 +99,10 @@ def attention_pool(theirs: str, ours: str, heads: int) -> Table:
 
 
 def openai_block(theirs: str, ours: str, heads: int) -> Table:
-  """A block of CLIP, under the names of OpenAI, open_clip and Perception Encoder."""
+  """Returns the rules of a CLIP block under OpenAI's names.
+
+  open_clip and Perception Encoder have the same names.
+  """
   attention, mlp = f'{ours}/MultiHeadDotProductAttention_0', f'{ours}/MlpBlock_0'
   return table(
     fuse_heads(f'{theirs}.attn.in_proj', attention, heads, dot='_'),

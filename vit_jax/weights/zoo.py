@@ -1,9 +1,9 @@
-"""Published checkpoints by short names, in zoo.json, and their classes and licences.
+"""Published checkpoints by short names (zoo.json), their classes and their licences.
 
-Every entry is as its publisher lists it: vision_transformer's README for "An Image is
-Worth 16x16 Words" (its heads over i21k were never released), for models trained with
-sharpness-aware minimisation (sam, gsam) and for Mixers; timm's registry for the checkpoints
-of AugReg (arXiv 2106.10270) that it recommends, and for BiT.
+The entries come from the publishers' lists. vision_transformer's README lists the models of
+"An Image is Worth 16x16 Words" (whose heads over i21k were never released), models trained
+with sharpness-aware minimisation (sam, gsam) and Mixers. timm's registry lists BiT and the
+checkpoints of AugReg (arXiv 2106.10270) that it recommends.
 """
 
 import contextlib
@@ -42,8 +42,9 @@ ENTRIES = {entry.name: entry for entry in _entries()}
 
 # -- classes and licences -------------------------------------------------------------
 
-# The last word of timm's tags, as in 'augreg_in21k_ft_in1k', or of `Entry.data`, names the
-# data that a head is for -> lists of `imagenet`, which differ in their number of classes.
+# The last word of a timm tag, such as 'augreg_in21k_ft_in1k', or of `Entry.data` names the
+# data set that a head is for. Here it leads to lists of `imagenet`, which differ in their
+# number of classes.
 _DATA = {
   'in1k': ('imagenet1k',),
   'in12k': ('imagenet12k',),
@@ -55,10 +56,10 @@ _DATA = {
 
 
 def find_class_names(source: str, path: Path, config: dict, classes: int | None):
-  """Returns the names of a head's classes, None where no publisher states its data.
+  """Returns the names of a head's classes; None if no publisher says which data it is for.
 
-  Google's files, which have no config, are recognised by the name in the zoo, the URL or
-  the file's name; timm's folders by the tag in their config.
+  timm's folders are recognised by the tag in their config. Google's files have no config, so
+  they are recognised by the name in the zoo, the URL or the file's name.
   """
   if config:
     tag = _read_pretrained_cfg(config).get('tag') or config.get('architecture')
@@ -72,14 +73,14 @@ def find_class_names(source: str, path: Path, config: dict, classes: int | None)
 
 
 class Licence(NamedTuple):
-  """The licence of the weights that a source was made from."""
+  """The licence of the published weights from which a source was made."""
 
-  name: str | None  # on the hub ('apache-2.0'), None if unknown
-  origin: str | None  # the published weights; None: a run that began without
+  name: str | None  # its name on the hub ('apache-2.0'); None: unknown
+  origin: str | None  # the published weights; None: a run from scratch
 
 
 def find_licence(source: str) -> Licence:
-  """Returns the licence of a source: of a run, that of the weights that it started from."""
+  """Returns the licence of a source. A run has that of the weights that it started from."""
   if (run := runs.find(source)) is not None:
     weights = config_lib.read(run[0]).get('weights')
     return find_licence(weights['source']) if weights else Licence(None, None)
@@ -104,7 +105,7 @@ def _read_pretrained_cfg(config: dict) -> dict:
 
 
 def _find_entries(source: str, path: Path) -> list[Entry]:
-  """Returns the entries of that name or address, else those whose files have that name."""
+  """Returns the entries with this name or address, else those with this file name."""
   every = ENTRIES.values()
   exact = [e for e in every if source in (e.name, e.url)]
   return exact or [e for e in every if e.url.rpartition('/')[2] == path.name]
