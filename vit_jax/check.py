@@ -91,7 +91,7 @@ def distinct(where: str, value, section) -> None:
   """Raises UserError for a list that is empty or has a value twice."""
   if not 0 < len(value) == len({*value}):
     raise UserError(
-      f'{where}={value!r}: expected at least one value, and no duplicates.'
+      f'{where}={value!r}: expected one or more values, and no value twice.'
     )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from vit_jax import cli
 
 if __name__ == '__main__':
-  cli.exit_on_interrupt()  # before the imports, which take a while
+  # This comes before the imports, because they take a while.
+  cli.exit_on_interrupt()
 
 from vit_jax import files
 from vit_jax.evaluators.base import interval

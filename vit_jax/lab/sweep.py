@@ -12,7 +12,8 @@ from pathlib import Path
 from vit_jax import cli
 
 if __name__ == '__main__':
-  cli.exit_on_interrupt()  # before the imports, which take a while
+  # This comes before the imports, because they take a while.
+  cli.exit_on_interrupt()
 
 from vit_jax import config as config_lib
 from vit_jax import terminal
@@ -24,7 +25,7 @@ from vit_jax.tools import out_folder
 from vit_jax.train import metrics, program
 
 _EPILOG = """\
---set KEY=VALUE changes the config, as --config.KEY=VALUE of vit_jax train. Commas separate
+--set KEY=VALUE changes the config, like --config.KEY=VALUE of vit_jax train. Commas separate
 values, and every combination is a cell: --set optim.lr=0.01,0.03 optim.wd=0,0.1 makes four.
 A list is one value, in brackets: model.patch_size=(4,4),(8,8); put a string with commas in
 quotes: 'data.split="a,b"'. Each cell runs with every seed of seed=0,1,2. Of equal cells

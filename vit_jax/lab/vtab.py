@@ -9,7 +9,8 @@ from pathlib import Path
 from vit_jax import cli
 
 if __name__ == '__main__':
-  cli.exit_on_interrupt()  # before the imports, which take a while
+  # This comes before the imports, because they take a while.
+  cli.exit_on_interrupt()
 
 from vit_jax import config as config_lib
 from vit_jax import terminal, weights

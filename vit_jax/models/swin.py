@@ -236,8 +236,8 @@ class Swin(Classifier):
     pretrained = tuple(self.pretrained_windows)
     if self.version == 1 and any(pretrained):
       raise UserError(
-        f'pretrained_windows={pretrained} scales positions, which only version=2 does: '
-        'leave it out.'
+        f'pretrained_windows={pretrained} scales positions, which version=1 does not: '
+        'leave it out, or take version=2.'
       )
     pretrained = pretrained or (0,) * len(self.depths)
     stages = self.depths, self.num_heads, self.windows, pretrained

@@ -322,7 +322,7 @@ def _parse(argv: list[str]):
   add('--batch', type=batches, metavar='N[,N...]', help=batch)
   add('--resolution', type=cli.resolution, default=(224, 224), help='224, or 224x160')
   add('--steps', type=cli.positive, help='of a row; default: as many as take 10 s')
-  add('--set', action=cli.Fields, help='a field of the model: --set remat=full')
+  add('--set', action=cli.Fields, help='a field of the model, such as --set remat=full')
   add('--tune', action=cli.Fields, help='a key of config.tune: --tune method=lora')
   args = parser.parse_args(argv)
   if args.tune and 'method' not in args.tune:

@@ -192,8 +192,8 @@ def _fill_from_training(where: str, section: dict, config: dict) -> dict:
 def fill_model(config: dict, inferred: dict) -> dict:
   """Fills `config['model']` from the weights. Keys that the user set win.
 
-  A part that is switched off (None), such as `representation_size`, may be one that
-  models of the weights' family never have.
+  A part that the user switched off (None), such as `representation_size`, is left out if the
+  weights' family has no such field.
   """
   own = config['model']
   if 'name' in inferred:

@@ -1,6 +1,7 @@
-"""Fits the parameters of a source to a model: none may be missing, none may be left over.
+"""Fits the parameters of a source to a model. None may be missing, and none may be left over.
 
-Arrays are resized for other images, patches and windows, and stacked for scanned blocks.
+Arrays are resized for other sizes of images, patches and windows, and stacked for scanned
+blocks.
 """
 
 import dataclasses
@@ -25,8 +26,8 @@ from vit_jax.weights.source import Source, name_source
 
 _STATS = f'{trees.STATS}/'
 Shapes = Mapping[str, tuple[int, ...]]
-MOST_LAYERS = 1_000  # far beyond every published model
-# Far beyond every published model; a config that says more would exhaust memory.
+MOST_LAYERS = 1_000  # maximum number of layers, far above that of every published model
+# Maximum number of tokens, far above that of every published model. More would exhaust memory.
 _MOST_TOKENS = 1 << 16
 
 _pixels = functools.partial(functools.partial, resample.matrix)
@@ -61,16 +62,18 @@ def resize_positions(
   new: tuple[int, int],
   method: str = 'bilinear',
 ) -> np.ndarray:
-  """Resizes a grid of position embeddings; rows before the grid (cls) stay as they are.
+  """Resizes a grid of position embeddings. Rows before the grid (cls) do not change.
 
   Args:
-    table: [1, R + h w, D], of the grid `old`, (h, w).
+    table: [1, R + h w, D], for the grid `old`, (h, w).
     method: one of RESIZERS.
   """
   matrix = choose('resize', method, RESIZERS)
   extra = table.shape[1] - old[0] * old[1]
   if extra < 0:
-    raise ValueError(f'position embeddings {table.shape} are no {old[0]}x{old[1]} grid')
+    raise ValueError(
+      f'position embeddings {table.shape} do not belong to a {old[0]}x{old[1]} grid'
+    )
   if old == new:
     return table
   grid = _resize(table[0, extra:].reshape(*old, -1), new, matrix)
@@ -85,11 +88,11 @@ def tabulate_positions(
   image_size: tuple[int, int],
   class_row: bool = False,
 ) -> tuple[Arrays, dict]:
-  """Writes the position embeddings as a learned table; outputs stay equal.
+  """Turns position embeddings into a learned table. Outputs do not change.
 
-  Sine-cosine positions become a table of their numbers for images of this size. With
+  Sine-cosine positions become a table of their values for images of this size. With
   `class_row` a class token without a position gets a row of zeros. A model with other
-  positions, or one that adds them before every block, stays as it is.
+  positions, or one that adds them before every block, does not change.
 
   Returns:
     (parameters, fields).
@@ -114,9 +117,11 @@ def tabulate_positions(
 def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
   """Resizes a table of offsets to another window or map, as PyTorch does.
 
-  Its numbers then stand for other distances. Tables of Swin, [2 h - 1, 2 w - 1, M], are
-  resized bicubically, as by its authors, and those of MViT, [2 n - 1, Dh], linearly, as by
-  timm and detectron2. `new` is the shape without the last axis.
+  Tables of Swin, [2 h - 1, 2 w - 1, M], are resized bicubically, as its authors do. Tables of
+  MViT, [2 n - 1, Dh], are resized linearly, as timm and detectron2 do.
+
+  Args:
+    new: the new shape without the last axis.
   """
   if len(new) == 1:
     matrix = resample.matrix(len(table), *new, 'bilinear', antialias=False)
@@ -137,8 +142,9 @@ def resize_pairs(
 def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
   """Resizes a patch embedding's kernel [ph, pw, C, D] to patches of `new` pixels.
 
-  By the pseudo-inverse of resizing the patch (FlexiViT, arXiv 2212.08013, section 3.4):
-  the bilinear enlargement of a patch has its embedding, exactly.
+  The kernel is multiplied by the pseudo-inverse of the matrix that resizes a patch (FlexiViT,
+  arXiv 2212.08013, section 3.4). A patch that is enlarged bilinearly then has exactly the
+  embedding of the original.
   """
   enlarged = RESIZERS['bilinear_plain']
   return _resize(kernel, new, lambda a, b: np.linalg.pinv(enlarged(a, b).T))
@@ -186,12 +192,12 @@ STARTS = Registry('start', {})
 
 
 class Merge(NamedTuple):
-  """What `fit` did with each parameter."""
+  """A report on what `fit` did with each parameter."""
 
   taken: list[str]
   reinitialized: list[str]  # variables of the model that keep their initial values
   unused: list[str]  # names of the source that the model does not take
-  notes: list[str]  # lines about changes on the way
+  notes: list[str]  # lines about arrays that were changed
 
   def describe(self, source: Source) -> str:
     """Returns lines for the user: how many parameters were taken, and which were not."""
@@ -262,7 +268,9 @@ def fit(
 def _check_size(image_size: tuple[int, int], strides: tuple[int, int]) -> None:
   """Raises UserError for images of more tokens than fit into memory."""
   if math.prod(n // s for n, s in zip(image_size, strides, strict=True)) > _MOST_TOKENS:
-    raise UserError(f'image_size={image_size}: up to {_MOST_TOKENS:,} tokens.')
+    raise UserError(
+      f'image_size={image_size}: expected at most {_MOST_TOKENS:,} tokens.'
+    )
 
 
 def check_finite(arrays: Arrays) -> None:
@@ -275,7 +283,7 @@ def check_finite(arrays: Arrays) -> None:
 def merge(
   shapes: Shapes, arrays: dict[str, Any], skip: Iterable[str] = ()
 ) -> tuple[dict[str, Any], Merge]:
-  """Takes every parameter from `arrays`; none may be missing, none may be left over.
+  """Takes every parameter from `arrays`. None may be missing, and none may be left over.
 
   Args:
     skip: regexes that match the full names of parameters to ignore, in the source and in
@@ -343,17 +351,17 @@ def _resize_all(
       kind = ('windows', 'bicubic') if len(after) == 2 else ('sides of maps', 'linear')
       notes.append(f'position tables of {kind[0]} resized from {a} to {b}, {kind[1]}')
     elif before != after and re.fullmatch(family.pairs or '', name):
-      side = (math.isqrt(len(x)) + 1) // 2  # an unknown grid is taken as square
+      side = (math.isqrt(len(x)) + 1) // 2  # An unknown grid is assumed to be square.
       before = old or (side, side)
       resized[name] = resize_pairs(x, before, new)
       notes.append(
         f'tables of pairs of patches resized from {before} to {new}, bilinear'
       )
     elif axes and x.ndim == 3:
-      if axes == 'hw':  # an unknown grid is taken as square
+      if axes == 'hw':  # An unknown grid is assumed to be square.
         side = math.isqrt(max(x.shape[1] - (shape[1] - math.prod(new)), 0))
         before, after = old or (side, side), new
-      else:  # the length of a table of rows, or of columns, is that of the grid
+      else:  # A table of rows or columns has the length of the grid.
         before, after = (x.shape[1], 1), (new['hw'.index(axes)], 1)
       if before != after:
         resized[name] = resize_positions(x, before, after, method)
@@ -364,7 +372,7 @@ def _resize_all(
 
 
 def _set_patches(fields: dict, size: tuple[int, int]) -> dict:
-  """Returns a model's fields with another patch size, which may be its backbone's."""
+  """Sets the patch size in a model's fields, or in those of its backbone."""
   if 'patch_size' in fields:
     return fields | {'patch_size': size}
   return fields | {'backbone': _set_patches(fields['backbone'], size)}
@@ -376,9 +384,10 @@ def _set_patches(fields: dict, size: tuple[int, int]) -> dict:
 def _start_from(
   source: Source, model, resize: str
 ) -> tuple[Source, list[str], list[str]]:
-  """Converts the weights of one model to another one that can start from them.
+  """Converts the weights of one model for another model that can start from them.
 
-  The source is of the model's family, of its backbone's, or of one in STARTS.
+  The weights are of the model's family, of its backbone's family, or of one that STARTS
+  lists for it.
 
   Returns:
     (the source, regexes of parameters that keep their initial values, notes).
@@ -394,11 +403,11 @@ def _start_from(
     return STARTS[source.family, name](source, model, resize)
   if getattr(model, 'map_norms', False) and not source.fields.get('map_norms'):
     return drop_parameters(source, r'norm/.*'), [r'stage\d+_norm/.*'], []
-  return source, [], []  # the same model, or one that will not fit
+  return source, [], []  # The same model, or one that `merge` will reject.
 
 
 def drop_parameters(source: Source, regex: str) -> Source:
-  """Moves the parameters that a regex matches to those that are unused."""
+  """Moves the parameters that a regex matches to the unused ones."""
   unused = [n for n in source.flat if re.fullmatch(regex, n)]
   flat = {n: x for n, x in source.flat.items() if n not in unused}
   return dataclasses.replace(source, flat=flat, unused=[*unused, *source.unused])

@@ -1,7 +1,7 @@
-"""Reads and writes the config that stands beside a file's arrays.
+"""Reads and writes the config that belongs to a file's arrays.
 
-There are three kinds: timm's, transformers' and our own. A value is checked where it is
-read; a key that nothing here reads is left alone.
+There are three kinds: timm's, transformers' and our own. A value is checked when it is read.
+A key that nothing here reads is ignored.
 """
 
 import re
@@ -16,8 +16,8 @@ from vit_jax.models.timm import NO_MATTER
 from vit_jax.models.vit_later import has_cls
 from vit_jax.weights import pipelines
 
-# Arguments of timm's models that are not read here. Either the shapes of the arrays show
-# them, or they matter only in training or for images of another size.
+# Arguments of timm's models that are ignored. They follow from the shapes of the arrays, or
+# they matter only in training or for images of another size.
 _NEEDLESS = re.compile(
   rf'{NO_MATTER}|patch_size|embed_dim|depths?|dims|num_blocks|num_heads|mlp_ratio|layers'
   r'|channels|stem_chs|stem_width|width_factor|class_token|pos_embed|fc_norm|init_values'
@@ -43,8 +43,8 @@ class Facts(NamedTuple):
   images: dict | None = None
 
 
-# (config, source as the user wrote it) -> Facts. It raises ValueError for a model that
-# vit_jax cannot compute.
+# A function of (config, the user's text of the source) that returns Facts. It raises
+# ValueError for a model that vit_jax cannot compute.
 Reader = Callable[[dict, str], Facts]
 
 
@@ -74,8 +74,8 @@ def _tuples(value):
 def google(**defaults) -> Reader:
   """Makes the Reader of Google's files.
 
-  They come without a config, so `defaults` are the fields that all of them share. Files
-  that vit_jax wrote have our own config, which wins.
+  These files have no config. `defaults` are the fields that all of them share. Files that
+  vit_jax wrote have our own config, which wins.
   """
 
   def read(config, source):
@@ -83,7 +83,8 @@ def google(**defaults) -> Reader:
     plain = str | bool | float | list | tuple
     if odd := [k for k, v in fields.items() if not isinstance(v, plain)]:
       raise ValueError(
-        f'its config sets {odd[0]}={fields[odd[0]]!r}: remove it, the arrays decide'
+        f'its config sets {odd[0]}={fields[odd[0]]!r}: remove it, because it follows from '
+        'the arrays'
       )
     return ours(config, defaults)
 
@@ -97,9 +98,10 @@ def timm(fields: Callable[[dict, str], dict] = lambda args, name: {}, **only) ->
   compute something else.
 
   Args:
-    fields: (timm's arguments of the model, its architecture or file name) -> the model's
-      fields. It removes the arguments that it reads from the dict.
-    **only: arguments for which one value is supported, and that value.
+    fields: a function that returns the model's fields. It takes timm's arguments of the
+      model, and the architecture or the file name. It removes the arguments that it reads
+      from the dict.
+    **only: the supported value of arguments for which only one value is supported.
   """
 
   def read(config, source):
@@ -156,7 +158,7 @@ def hf_facts(config: dict, fields: dict, size, processor: dict | None = None) ->
   labels = section(config, 'id2label')
   names = texts([labels[key] for key in sorted(labels, key=int)])
   if all(name == f'LABEL_{i}' for i, name in enumerate(names)):
-    names = None  # these are placeholders
+    names = None  # The names are placeholders.
   pp = section(config, 'vit_jax').get('pp')
   pp = pp or pipelines.read_hf(section(config, 'preprocessor') or processor or {}, size)
   return Facts(fields=fields, image_size=size, class_names=names, pp=pp, config=config)
@@ -220,7 +222,7 @@ def pair(size, key: str = 'image_size') -> tuple[int, int] | None:
 
 
 def side(size, key: str) -> int:
-  """Reads a value as `pair` does, and returns the one side of a square."""
+  """Reads a value like `pair`, and returns the side of the square."""
   height, width = pair(size, key)
   if height != width:
     raise ValueError(f'{key}={size} is not square')
@@ -243,11 +245,11 @@ def need(fields: dict, format: str, **allowed: tuple) -> None:
   """Raises ValueError if a field has a value that the format cannot express.
 
   Args:
-    **allowed: the values of each field that the format can express.
+    **allowed: for each field the values that the format can express.
   """
   for key, values in allowed.items():
     if (value := fields.get(key)) not in values:
-      raise ValueError(f'{format} cannot express {key}={value!r}, but {list(values)}')
+      raise ValueError(f'{format} cannot express {key}={value!r}, only {list(values)}')
 
 
 def need_defaults(fields: dict, format: str, family: str, known: Iterable[str]) -> None:
@@ -258,10 +260,9 @@ def need_defaults(fields: dict, format: str, family: str, known: Iterable[str]) 
 
 
 def unify(fields: dict) -> dict:
-  """Returns the fields of a ViT that have several spellings, each in one spelling.
+  """Returns the fields of a ViT for which several values mean the same, in one spelling.
 
-  Two ViTs that differ only in the spelling compute the same. `map_heads=None`, for
-  example, means `num_heads`.
+  `map_heads=None`, for example, means the same as `map_heads=num_heads`.
   """
   return {
     'cls_token': has_cls(fields),
@@ -313,7 +314,7 @@ def timm_patches(fields, image_size) -> dict:
 
 
 def timm_ratio(part: int, width: int) -> float:
-  """Returns the ratio r for which timm, by int(width * r), computes `part`."""
+  """Returns a ratio r for which timm's int(width * r) is `part`."""
   ratio = part / width
   return ratio if int(width * ratio) == part else float(np.nextafter(ratio, np.inf))
 
@@ -346,5 +347,5 @@ def labels(class_names: list[str] | None, classes: int | None) -> dict:
 
 
 def int_or_pair(pair) -> int | list[int]:
-  """Returns one int for two equal ones, else a list of both."""
+  """Returns an int if both numbers are equal, else a list of both."""
   return pair[0] if pair[0] == pair[1] else list(pair)

@@ -1,4 +1,4 @@
-"""The formats that are read and written, and whose file a file is."""
+"""The formats that can be read and written, and the detection of a file's format."""
 
 import dataclasses
 import re
@@ -14,8 +14,8 @@ from vit_jax.weights import adapt, readers, rename
 from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.rename import Arrays, Table
 
-# The formats of each module; the first of two formats that fit a file is taken. Those of
-# rings come first: a detector's file has the arrays of its backbone, too.
+# The formats of each module. If several formats fit a file, the first is taken. The formats
+# of rings come first, because a detector's file also has the arrays of its backbone.
 FORMATS = Registry(
   'format',
   {
@@ -27,14 +27,14 @@ FORMATS = Registry(
     'swin': 'vit_jax.weights.families.swin:FORMATS',
     'vit_originals': 'vit_jax.weights.families.vit_originals:FORMATS',
     'vit': 'vit_jax.weights.families.vit:FORMATS',
-    # A hybrid of `vit` has the arrays of its ResNet, too.
+    # A hybrid of `vit` also has the arrays of its ResNet.
     'bit': 'vit_jax.weights.families.bit:FORMATS',
   },
   rings_first=True,
 )
 
-# Prefixes of the parameters in files that hold more. Arrays without the prefix, such as
-# the optimizer's state, are left out and reported.
+# Prefixes of the parameters in files that also hold other arrays, such as the optimizer's
+# state. Arrays without the prefix are left out and reported.
 _PREFIXES = ('opt/target/', 'params/', 'target/')
 # Arrays of state dicts that are not parameters of the classifier.
 _NOT_PARAMETERS = re.compile(
@@ -44,8 +44,9 @@ _NOT_PARAMETERS = re.compile(
 # Largest number in the name of a model, far beyond that of every published model.
 _LARGEST_NUMBER = 9_999
 
-# Fields for training alone, and those that change only the precision of outputs: the formats
-# of others have no place for them. Any other field must survive a file.
+# Fields that matter only in training, or that change only the precision of outputs. Formats
+# of other libraries cannot store them. All other fields must be the same after writing and
+# reading a file.
 TRAINING = {'dropout', 'attention_dropout', 'stochastic_depth', 'head_bias_init'}
 TRAINING |= {'posemb_std', 'layer_scale', 'rope_augment', 'zero_init', 'frozen_norm'}
 TRAINING |= {'remat', 'scan', 'dtype'}
@@ -55,15 +56,16 @@ Fields = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Writer:
-  """How a model of ours is written in a format.
+  """The functions that write a model of ours in a format.
 
   Attributes:
-    config: `(fields, image size, class names) -> config`, of a model with all of its
-      fields. It looks at every field but those in TRAINING, and raises ValueError for a
-      value that the format cannot express.
-    rules: `(parameters, fields) -> table`; None: the table that reads such a file.
-    buffers: `(parameters, fields) -> arrays`, further arrays that the publisher's code
-      demands.
+    config: a function of (fields, image size, class names) that returns the config. It gets
+      all fields of the model. It raises ValueError for a value that the format cannot
+      express, unless the field is in TRAINING.
+    rules: a function of (parameters, fields) that returns the rename table; None: the table
+      with which such a file is read.
+    buffers: a function of (parameters, fields) that returns further arrays which the
+      publisher's code needs.
     alike: fields that may have another value after writing and reading, without a change
       in what the model computes.
   """
@@ -75,40 +77,47 @@ class Writer:
 
 
 class _Parsed(NamedTuple):
-  """A model as the names and shapes of a file's arrays tell it."""
+  """The facts about a model that follow from the names and shapes of a file's arrays."""
 
   fields: Fields
   table: Table  # renames the arrays
-  blanks: Arrays  # zeros without memory, of the parameters' shapes, under our names
+  blanks: Arrays  # zeros that take no memory, with the parameters' shapes and our names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Format:
-  """How one publisher stores the models of one family.
+  """The format in which one publisher stores the models of one family.
 
-  A file is of the first format whose `marker` it has. Then `facts` reads its config,
-  `rules` names its arrays as ours, and `infer` sees in them what the config leaves out.
-  Everything else has a default that suits most formats.
+  A file has the first format whose `marker` matches it. `facts` then reads its config,
+  `rules` renames its arrays to our names, and `infer` derives from them the fields that the
+  config leaves out. All other attributes have a default that suits most formats.
 
   Attributes:
-    name: the publisher's: google, big_vision, timm, hf, bit, authors, open_clip, ...
+    name: the name of the publisher: google, big_vision, timm, hf, bit, authors, open_clip...
     family: a key of `models.MODELS`.
-    marker: regex of an array's name, or several, that every such file has and few others.
-    facts: `(config, source) -> Facts`, what the config and the file's name say.
-    rules: the rename table, or `(arrays, facts) -> table`.
-    infer: `parameters -> fields` of the model; the facts win over them.
+    marker: regex of an array's name, or several, that every such file has and few others
+      have.
+    facts: a function of (config, source) that returns the `Facts` in the config and the
+      file's name.
+    rules: the rename table, or a function of (arrays, facts) that returns it.
+    infer: a function of the parameters that returns fields of the model. Facts win over
+      these fields.
 
-    when: `(config, file name) -> bool`, for files that arrays alone do not tell apart.
-    within: regex of a prefix that the model's arrays have in files that hold more models.
-    ignored: regex of arrays that belong to no model of ours, such as a decoder's.
-    tells: `arrays -> fields` that follow from values in arrays that are no parameters.
-    needs: fields that neither arrays nor this format tell, but the config, the file's
-      name or the user.
-    conclude: `(parameters, fields, facts) -> fields` that only all three together tell.
-    grid: `(parameters, fields) -> (h, w)` of the position embeddings, None if unknown.
-    resize: `fields -> method` by which the publisher's code resizes position
-      embeddings, a key of `adapt.RESIZERS`.
-    writer: None: the format is only read.
+    when: a function of (config, file name) that returns whether a file has this format. It
+      is for formats that have the same arrays.
+    within: regex of a prefix of the model's arrays in files that hold several models.
+    ignored: regex of arrays that are not part of our models, such as a decoder's.
+    tells: a function of the arrays that returns fields. It reads values of arrays that are
+      not parameters.
+    needs: fields that do not follow from the arrays or from this format. The config, the
+      file's name or the user must give them.
+    conclude: a function of (parameters, fields, facts) that returns fields which follow from
+      all three together.
+    grid: a function of (parameters, fields) that returns the grid (h, w) of the position
+      embeddings, or None if it is unknown.
+    resize: a function of the fields that returns a key of `adapt.RESIZERS`, the method by
+      which the publisher's code resizes position embeddings.
+    writer: the functions that write this format; None: it can only be read.
   """
 
   name: str
@@ -135,14 +144,14 @@ class Format:
   def complete_facts(
     self, arrays: Arrays, facts: Facts, usual: Fields, given: Fields
   ) -> Facts:
-    """Returns the facts with the fields in `needs`, and those that arrays tell.
+    """Adds to the facts the fields in `needs`, and those that follow from the arrays.
 
     Args:
-      usual: fields that the model's name tells; all else wins over them.
-      given: fields that the user passed; they win over all else.
+      usual: fields that follow from the model's name. All others win over them.
+      given: fields that the user passed. They win over all others.
 
     Raises:
-      ValueError: if nothing tells a field in `needs`.
+      ValueError: if a field in `needs` remains unknown.
     """
     fields = {key: usual[key] for key in self.needs if key in usual}
     fields |= self.tells(arrays) | facts.fields
@@ -150,14 +159,14 @@ class Format:
     if missing := [key for key in self.needs if key not in fields]:
       sized = "variant='B/16' or " if missing == ['num_heads'] else ''
       raise ValueError(
-        f"neither arrays nor the file's name tell {' and '.join(missing)}: pass {sized}"
+        f"neither arrays nor the file's name give {' and '.join(missing)}: pass {sized}"
         f'{", ".join(f"{key}=..." for key in missing)}, or keep the published name'
       )
     return facts._replace(fields=fields)
 
   def parse(self, arrays: Arrays, facts: Facts) -> _Parsed:
-    """Returns the model of arrays by their names and shapes; reads none of them."""
-    # Zeros without memory, which transforms reshape as they would the array itself.
+    """Infers the model from the names and shapes of arrays, without reading the arrays."""
+    # Zeros that take no memory. Transforms reshape them like the arrays themselves.
     zeros = {
       n: np.broadcast_to(np.zeros((), x.dtype), x.shape) for n, x in arrays.items()
     }
@@ -168,7 +177,9 @@ class Format:
     body = fields.get('backbone') or fields
     depth = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
     if depth > adapt.MOST_LAYERS:
-      raise ValueError(f'it has {depth:,} layers, up to {adapt.MOST_LAYERS:,} are read')
+      raise ValueError(
+        f'it has {depth:,} layers, but at most {adapt.MOST_LAYERS:,} are supported'
+      )
     return _Parsed(fields=fields, table=table, blanks=blanks)
 
   def write(
@@ -202,7 +213,7 @@ class Format:
         self._check_equal(value, again[key])
       elif key not in {*TRAINING, *self.writer.alike} and value != again.get(key):
         raise ValueError(
-          f'{self.to} cannot express {key}={value!r}, but {again.get(key)!r}'
+          f'{self.to} cannot express {key}={value!r}, only {again.get(key)!r}'
         )
 
 
@@ -219,12 +230,12 @@ def rename_arrays(arrays: Arrays, table: Table) -> Arrays:
       f'{unknown[:4]}'
     )
   if odd := [name for name, x in flat.items() if x.dtype.kind in 'biuc']:
-    raise ValueError(f'{odd[0]} is {flat[odd[0]].dtype}, parameters are floats')
+    raise ValueError(f'{odd[0]} is {flat[odd[0]].dtype}, but parameters must be floats')
   return flat
 
 
 def _merge_fields(stated: Fields, inferred: Fields) -> Fields:
-  """Returns fields, those of the config before inferred ones, also within a backbone."""
+  """Merges inferred fields into the config's, which win, in the model and its backbone."""
   fields = inferred | stated
   if isinstance(inferred.get('backbone'), dict):
     fields['backbone'] = _merge_fields(
@@ -239,10 +250,10 @@ def all_formats() -> list[Format]:
 
 
 def find_writer(family: str, to: str) -> Format:
-  """Returns the format of a family by the name `to`; ValueError if there is none."""
+  """Returns the format `to` of a family; raises ValueError if it cannot be written."""
   named = {f.to: f for f in all_formats() if f.family == family and f.writer}
   if to not in named:
-    raise ValueError(f'{to} has no {family!r}; it can be written as {list(named)}')
+    raise ValueError(f'{to} has no {family!r}, which can be written as {list(named)}')
   return named[to]
 
 
@@ -276,7 +287,7 @@ def detect(
   formats = sorted({f'{f.name} ({f.family})' for f in all_formats()})
   kind = {k: config[k] for k in ('model_type', 'architecture') if k in config}
   raise ValueError(
-    f'its arrays are of no known format: {kind or ""} their names begin with '
+    f'its arrays have no known format: {kind or ""} their names begin with '
     f'{list(arrays)[:4]}. Known formats: {", ".join(formats)}'
   )
 

@@ -1,4 +1,4 @@
-"""Weights with the model they belong to: the whole way from a source to `Loaded`."""
+"""Loads weights with the model that they belong to: from a source to `Loaded`."""
 
 import os
 from collections.abc import Sequence
@@ -33,26 +33,30 @@ def load(
   """Returns the model of a source, with its parameters.
 
   Args:
-    source: see `reading`. From a run without labels (`tasks.masked_patches`) comes the
-      encoder, without a head and without the parameters that the task added.
-    variant: 'B/16': the model's size, where the source does not say it.
-    image_size: pixels to fit the position embeddings to, (H, W) or one number for both.
-      The pipeline keeps the source's interpolation, crop ratio and crop mode.
-    resize: how, one of `weights.adapt.RESIZERS`; by default as the code that the source
-      is written for: other methods move tokens by up to a tenth.
+    source: see `reading`. A run without labels (`tasks.masked_patches`) gives the encoder,
+      without a head and without the parameters that the task added.
+    variant: the model's size, such as 'B/16', if the source does not say it.
+    image_size: the size of images, (H, W) or one number for both, to which position
+      embeddings are resized. The pipeline keeps the source's interpolation, crop ratio and
+      crop mode.
+    resize: the method by which position embeddings are resized, a key of
+      `weights.adapt.RESIZERS`. The default is the method of the code that the source is
+      written for. Other methods change tokens by up to a tenth.
     skip: regexes of parameters to initialise afresh instead of taking them.
     ema: whether to take the averaged parameters of a run.
     weights: the new location of the parameters that a run did not train, if they have
       moved.
-    tune: what to add to the model, a `tune` section such as {'method': 'lora', 'rank': 4},
-      whose parameters start as in training; or a file by `convert RUN FILE --tuned_only`,
-      tuned on these weights: model, classes and image size are then those of that run.
-      Parameters that are added are `variables['params']['tune']`.
-    model: another model to start from the weights, a name or a config's section: one that
-      is built on theirs, {'name': 'fpn', 'backbone': {'name': 'swin', ...}}, or for a ViT
-      'vitdet:B' or 'sfp:B'. Its other parameters start from initial values.
-    **fields: fields of the model, over those of the source: `num_classes=10` gives a new head,
-      `patch_size=(32, 32)` resizes the patch embedding.
+    tune: parameters to add to the model. A `tune` section such as {'method': 'lora', 'rank':
+      4} adds parameters with their initial values. A file that `convert RUN FILE
+      --tuned_only` wrote adds parameters that were tuned on these weights. Model, classes
+      and image size are then those of that run. Added parameters are
+      `variables['params']['tune']`.
+    model: another model that starts from the weights, as a name or a config's section. It
+      has the weights' model as its backbone, such as {'name': 'fpn', 'backbone': {'name':
+      'swin', ...}}, or for a ViT it is 'vitdet:B' or 'sfp:B'. Its other parameters have
+      their initial values.
+    **fields: fields of the model, which win over those of the source. `num_classes=10` gives
+      a new head, and `patch_size=(32, 32)` resizes the patch embedding.
 
   Returns:
     A `Loaded`. For a file that also has a text tower it is an `image_text.ImageText`, unless
@@ -95,7 +99,7 @@ def load(
 def _place(
   origin: Source, model, size: tuple[int, int], skip: Sequence[str], resize: str
 ) -> Loaded:
-  """Returns a model with the parameters of a source; it initialises the others."""
+  """Returns a model with the parameters of a source, and initialises all others."""
   flat, report = adapt.fit(origin, model, size, skip=skip, resize=resize)
   shape = (*size, origin.channels)
   if report.reinitialized:
@@ -121,7 +125,7 @@ def _place(
 
 
 def _initialize(model, shape, names: list[str]) -> dict[str, np.ndarray]:
-  """Returns the initial values of some variables; the others are not computed."""
+  """Returns the initial values of some variables without computing the others."""
 
   def init(key):
     inputs = jax.tree.map(jnp.zeros_like, model.inputs(shape))

@@ -1,4 +1,4 @@
-"""Evaluation pipelines: timm's and transformers' descriptions, and our ops.
+"""Evaluation pipelines: converts between timm's and transformers' keys and our ops.
 
 Weights carry the pipeline that prepares their images, as a text of our ops. `read_timm` and
 `read_hf` make that text; `describe` turns it into keys of both libraries. `build` adapts it
@@ -16,14 +16,14 @@ from vit_jax.data.ops import registry
 from vit_jax.data.ops.arguments import size_pair
 from vit_jax.weights.source import Source
 
-# Pillow's numbers of its filters. Pillow antialiases and rounds to whole levels.
+# Pillow's filters by number. Pillow antialiases and rounds to integers.
 _RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic', 4: 'area'}
 _NUMBERS = {method: number for number, method in _RESAMPLE.items()}
-# How an op resizes: arguments that `inception_crop` and `resize` share.
+# Arguments for resizing that `inception_crop` and `resize` share.
 _HOW = {'method', 'antialias', 'rounding'}
 # Steps that a processor of transformers can switch on.
 _STEPS = ('convert_rgb', 'resize', 'rescale', 'normalize')
-# Mean and standard deviation of ImageNet's pixels, timm's defaults; and CLIP's.
+# Mean and standard deviation of pixels: ImageNet's, which are timm's defaults, and CLIP's.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Defaults of transformers' processors. A processor that is not listed has those of ViT.
@@ -55,7 +55,7 @@ def read_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
   whole = tuple(int(n / cfg.get('crop_pct', 0.875)) for n in size)
   crop = f"|central_crop({size[0] if size[0] == size[1] else size}, half='even')"
   resize = f"resize_small({max(whole)}, method={method!r}, rounding='nearest')"
-  if mode == 'squash':  # ignores the aspect ratio
+  if mode == 'squash':  # The aspect ratio is ignored.
     resize = f"resize({whole}, method={method!r}, antialias=True, rounding='nearest')"
     crop = '' if whole == size else crop
   levels = value_range(cfg.get('mean', MEAN), cfg.get('std', STD))
@@ -128,7 +128,7 @@ def value_range(mean, std) -> str:
 
 
 def find(source: Source) -> str | None:
-  """Returns the pipeline of a source, or its value range alone, or None.
+  """Returns the pipeline of a source, or only its value range, or None.
 
   A source without a config may still have a known value range: every published ConvNeXt,
   ResNet, Swin and MViT standardises by ImageNet. ViTs and Mixers do so or use [-1, 1].
@@ -143,10 +143,10 @@ def find(source: Source) -> str | None:
 def build(source: Source, size: tuple[int, int], plain: bool = False) -> str:
   """Returns the evaluation pipeline of a source for images of a given size.
 
-  At another size than the source's own it keeps interpolation, crop ratio and crop mode,
-  provided that timm and transformers can express them. A source without a pipeline gets
-  the resize of Google's code, which does not round; so does every source if `plain`. A
-  detector of square images gets a canvas.
+  For another size than the source's own, interpolation, crop ratio and crop mode do not
+  change, provided that timm and transformers can express them. A source without a pipeline
+  gets the resize of Google's code, which does not round. With `plain` every source gets it.
+  A detector of square images gets a canvas.
   """
   now = describe(source.pp) if source.pp else None
   own_size = now.size if now else source.image_size or size
@@ -165,21 +165,21 @@ def build(source: Source, size: tuple[int, int], plain: bool = False) -> str:
 
 
 class Preprocessor(NamedTuple):
-  """Resize, crop, standardise: how timm and transformers prepare an image."""
+  """The steps in which timm and transformers prepare an image: resize, crop, standardise."""
 
   size: tuple[int, int]  # (H, W) of the model's images in pixels
   method: str  # interpolation, one of _RESAMPLE
   mean: list[float]  # one per channel, for pixels in [0, 1]
   std: list[float]
   whole: tuple[int, int]  # (H, W) before the central crop
-  # The shorter side is resized to so many pixels, at the image's aspect ratio.
+  # The length in pixels to which the shorter side is resized. The aspect ratio is kept.
   # None: the image is squashed to `whole`.
   shorter: int | None
-  longest: int | None = None  # limit for the longer side, used by detectors
+  longest: int | None = None  # maximum length of the longer side, for detectors
 
   @property
   def crop_pct(self) -> float:
-    """timm's crop ratio: the shortest decimal with int(size / ratio) == whole."""
+    """timm's crop ratio, the shortest decimal number with int(size / ratio) == whole."""
     side, whole = max(self.size), max(self.whole)
     ratios = (math.floor(side / whole * 10**n) / 10**n for n in range(1, 16))
     return next((r for r in ratios if r and int(side / r) == whole), side / whole)
@@ -229,9 +229,9 @@ class Preprocessor(NamedTuple):
 
 
 def describe(pp: str) -> Preprocessor | None:
-  """Describes a pipeline in the terms of timm and transformers; None if they lack it.
+  """Describes a pipeline in the terms of timm and transformers; None if they cannot.
 
-  Three details get lost. Both libraries always round and antialias when they resize, and
+  Three details are lost. Both libraries always round and antialias when they resize, and
   each has its own rule for the odd pixel of a central crop.
   """
   ops = [op for op in registry.parse(pp) if op.name not in ('decode', 'pad_to')]
@@ -281,7 +281,8 @@ def read_levels(pp: str) -> tuple[list[float], list[float]] | None:
 def _geometry(ops, size: tuple[int, int]) -> str:
   """Returns a pipeline's resize and crop, for images of another size.
 
-  Interpolation, crop ratio and crop mode stay. Returns '' if `describe` lacks a step.
+  Interpolation, crop ratio and crop mode do not change. Returns '' if `describe` cannot
+  express a step.
   """
   now = describe('|'.join(op.text for op in ops)) if ops else None
   if now is None or now.longest:
@@ -299,9 +300,9 @@ def _geometry(ops, size: tuple[int, int]) -> str:
 
 
 def fill(config: dict, weights: str | None) -> tuple[dict, list[str]]:
-  """Completes the pipelines of a run by the pipeline of the weights that it starts from.
+  """Completes a run's pipelines from the pipeline of the weights that it starts from.
 
-  Fills in `resize_as_weights`, a `value_range` without numbers, and the interpolation of
+  It fills in `resize_as_weights`, a `value_range` without numbers, and the interpolation of
   `inception_crop`.
 
   Args:
@@ -309,8 +310,8 @@ def fill(config: dict, weights: str | None) -> tuple[dict, list[str]]:
     weights: the evaluation pipeline of the weights. None: each op uses its defaults.
 
   Returns:
-    (config, lines). The lines say which pixels were taken from the weights, and which
-    pipelines of the config differ from the weights'.
+    (config, lines). The lines say which settings were taken from the weights, and which
+    pipelines of the config differ from the weights' pipeline.
   """
   theirs, lines = registry.parse(weights or ''), []
 
@@ -340,7 +341,7 @@ def fill(config: dict, weights: str | None) -> tuple[dict, list[str]]:
 
 
 def _fill(pp: str, theirs: tuple) -> str:
-  """Completes one pipeline: `theirs` are the ops of the weights' pipeline."""
+  """Completes one pipeline. `theirs` are the ops of the weights' pipeline."""
   named, ops, texts = {op.name: op for op in theirs}, registry.parse(pp), []
   resize = named.get('resize') or named.get('resize_small')
   for op in ops:
@@ -359,7 +360,7 @@ def _fill(pp: str, theirs: tuple) -> str:
 
 
 def _summarise(pp: str | None) -> dict[str, str]:
-  """Summarises in words, for a log, which pixels a pipeline makes."""
+  """Summarises for a log how a pipeline prepares images."""
   if not pp or not (levels := read_levels(pp)):
     return {}
   words = {}

@@ -1,8 +1,8 @@
 """Reads the arrays and the config of a file of weights: .npz, safetensors or a pickle.
 
-PyTorch's files are pickles. `torch.load(weights_only=True)` reads them without running
-their code, so torch must be installed. detectron2's .pkl files are pickles of NumPy arrays:
-an unpickler reads them that makes nothing else.
+PyTorch's files are pickles. `torch.load(weights_only=True)` reads them without running their
+code, so torch must be installed. detectron2's .pkl files are pickles of NumPy arrays. An
+unpickler that can make nothing else reads them.
 """
 
 import argparse
@@ -27,16 +27,16 @@ from vit_jax.errors import UserError, one_line
 # Suffixes of files of weights; a file with another suffix is recognised by its content.
 PICKLES = ('.bin', '.pt', '.pth', '.pyth', '.pkl', '.pickle', '.ckpt', '.tar')
 SUFFIXES = ('.npz', '.safetensors', *PICKLES)
-# Keys under which training code saves the parameters among other things. It publishes the
-# teacher and not the student, the encoder and not the predictor.
+# Keys under which training code saves the parameters beside other data. Of teacher and student
+# it publishes the teacher, and of encoder and predictor the encoder.
 _WRAPPERS = ('state_dict', 'model', 'model_state', 'teacher', 'module', 'encoder')
-# A file may decompress to this many times its size: weights hardly compress.
+# A file may decompress to at most this many times its size, because weights compress little.
 _TIMES = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-  """An array of a file that is read whenever it is converted to NumPy."""
+  """An array in a file, which is read each time it is converted to NumPy."""
 
   shape: tuple[int, ...]
   dtype: np.dtype
@@ -61,14 +61,14 @@ class Raw(NamedTuple):
   """The content of a file, under its own names."""
 
   arrays: dict[str, np.ndarray | _Stored]
-  config: dict  # config.json beside it, or the embedded config; {} for none
+  config: dict  # config.json beside the file, or the embedded config, or {}
 
 
 def read(path: str | Path) -> Raw:
-  """Reads a file of weights, or a folder as on a hub, or raises UserError.
+  """Reads a file of weights or a hub folder, or raises UserError.
 
-  A folder holds safetensors, whole or in parts with an index, and a config; else one .npz;
-  else PyTorch's files, whole or in parts.
+  A folder holds safetensors and a config, or one .npz, or PyTorch's files. Safetensors and
+  PyTorch's files may be split into parts.
   """
   path = Path(path)
   raw = _read_folder(path) if path.is_dir() else _read_file(path)
@@ -80,7 +80,7 @@ def read(path: str | Path) -> Raw:
 
 
 def drop_nulls(value):
-  """Removes the keys that are null from a JSON value: null stands for the default."""
+  """Removes keys whose value is null from a JSON value. Null stands for the default."""
   if not isinstance(value, dict):
     return value
   return {k: drop_nulls(v) for k, v in value.items() if v is not None}
@@ -91,7 +91,7 @@ def _explain_damage(what):
 
 
 def check_whole(path: Path) -> None:
-  """Raises UserError for a file without the end of a zip or of a safetensors file."""
+  """Raises UserError for an .npz or safetensors file whose end is missing."""
   if path.suffix not in PICKLES and not zipfile.is_zipfile(path):
     what = 'it is not a whole .npz, and as safetensors it'
     with _explain_damage(what), safe_open(path, 'np'):
@@ -127,18 +127,20 @@ def _read_folder(folder: Path) -> Raw:
   if index:
     parts = [folder / part for part in _read_index(index[0])]
   if not (index or len(parts) == 1 or (not parts and len(numpy) == 1)):
-    raise UserError(f'{folder} is no run and lacks model.safetensors and config.json.')
+    raise UserError(
+      f'{folder} is not a run, and has no model.safetensors with a config.json.'
+    )
   arrays, embedded = {}, {}
   for file in parts or numpy:
     more, embedded = _read_file(file)
     if twice := arrays.keys() & more.keys():
-      raise UserError(f'{file} holds {min(twice)!r}, as another part does.')
+      raise UserError(f'{file} holds {min(twice)!r}, which another part holds too.')
     arrays |= more
   return Raw(arrays, config or embedded)
 
 
 def _read_index(index: Path) -> list[str]:
-  """Returns the names of the files that an index spreads the arrays over."""
+  """Returns the names of the files in an index of parts."""
   where = read_json(index).get('weight_map')
   if not (isinstance(where, dict) and all(isinstance(p, str) for p in where.values())):
     raise UserError(f'{index} has no weight_map of file names.')
@@ -149,24 +151,24 @@ def _read_index(index: Path) -> list[str]:
 
 
 def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
-  """Returns (arrays, the config in the zip's comment, {} if it has none)."""
+  """Returns (arrays, config). The config is in the zip's comment, and {} if there is none."""
   arrays, comment = files.read_npz(path, _TIMES)
-  for name, x in arrays.items():  # numpy writes bfloat16 as void
+  for name, x in arrays.items():  # NumPy writes bfloat16 as void.
     arrays[name] = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
-  is_config = comment.startswith(b'{')  # another program's comment is none
+  is_config = comment.startswith(b'{')  # Other programs may write other comments.
   return arrays, _parse_json(comment, f"{path}: the zip's comment") if is_config else {}
 
 
-# Types of the arrays of a safetensors file that are read when they are used.
+# Types of arrays in a safetensors file that are read only when they are used.
 _FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16}
 _FLOATS |= {'BF16': jnp.bfloat16}
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | _Stored], dict]:
-  """Returns (arrays, config in the metadata); the library checks header and sizes."""
+  """Returns (arrays, config in the metadata). The library checks header and sizes."""
   arrays = {}
   with _explain_damage(path):
-    file = safe_open(path, 'np').__enter__()  # stays open for the arrays
+    file = safe_open(path, 'np').__enter__()  # It stays open for the arrays.
     for name in file.keys():  # noqa: SIM118
       part = file.get_slice(name)
       if dtype := _FLOATS.get(part.get_dtype()):
@@ -186,7 +188,7 @@ def _load_tensor(path: Path, file, name: str) -> np.ndarray:
 
 
 class _OfNumPy(pickle.Unpickler):
-  """Makes arrays, numbers, texts and their containers, and calls nothing else."""
+  """An unpickler that makes arrays, numbers, texts and containers, and calls nothing else."""
 
   def find_class(self, module, name):
     module = module.replace('numpy.core', 'numpy._core')  # The name before NumPy 2.
@@ -195,10 +197,10 @@ class _OfNumPy(pickle.Unpickler):
       ('numpy', 'dtype'),
       ('numpy._core.multiarray', '_reconstruct'),
       ('numpy._core.multiarray', 'scalar'),
-      ('_codecs', 'encode'),  # bytes in pickles of Python 2's protocol
+      ('_codecs', 'encode'),  # makes bytes in pickles of Python 2
     }:
       return super().find_class(module, name)
-    raise pickle.UnpicklingError(f'{module}.{name} is not of NumPy')
+    raise pickle.UnpicklingError(f'{module}.{name} is not part of NumPy')
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray] | None:
@@ -208,7 +210,7 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray] | None:
       saved = _OfNumPy(file, encoding='latin1').load()
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}.') from None
-  except Exception:  # whatever a damaged file asks for; torch.load says what is wrong
+  except Exception:  # A damaged file may raise any error. torch.load reports it.
     return None
   saved = _unwrap(saved)
   if not isinstance(saved, Mapping):
@@ -218,7 +220,7 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray] | None:
 
 
 def _unwrap(saved):
-  """Returns the mapping of names to arrays within what training code has saved."""
+  """Finds the mapping of names to arrays in an object that training code saved."""
   inside = lambda x: (x[k] for k in _WRAPPERS if isinstance(x.get(k), Mapping))
   while isinstance(saved, Mapping) and (inner := next(inside(saved), None)) is not None:
     saved = inner
@@ -250,14 +252,16 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     # Training code stores its options as a Namespace.
     with torch.serialization.safe_globals([argparse.Namespace]):
       saved = torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
-  except Exception as error:  # whatever the pickle asks for
+  except Exception as error:  # A pickle may raise any error.
     why = one_line(str(error).partition('\n')[0])
     raise UserError(
       f'{path}: torch.load refuses this pickle ({why}): use safetensors.'
     ) from None
   saved = _unwrap(saved)
   if not isinstance(saved, Mapping):
-    raise UserError(f'{path} holds {type(saved).__name__}, expected arrays by name.')
+    raise UserError(
+      f'{path} holds an object of type {type(saved).__name__}, expected arrays by name.'
+    )
   tensors = {str(k): x for k, x in saved.items() if isinstance(x, torch.Tensor)}
   cut = len('module.') * all(name.startswith('module.') for name in tensors)
   return {name[cut:]: _convert_tensor(x, torch) for name, x in tensors.items()}
@@ -270,7 +274,7 @@ def _convert_tensor(x, torch) -> np.ndarray:
   return x.numpy()
 
 
-# Files of JSON beside the arrays -> the key of the config that they become.
+# JSON files beside the arrays -> the keys of the config that get their content.
 _BESIDE = {
   'preprocessor_config.json': 'preprocessor',  # transformers
   'open_clip_config.json': 'open_clip',
@@ -278,7 +282,7 @@ _BESIDE = {
 
 
 def _read_config(folder: Path) -> dict:
-  """Returns config.json, and other libraries' files by the keys in _BESIDE."""
+  """Returns config.json, with other libraries' files under the keys in _BESIDE."""
   path = folder / 'config.json'
   config = read_json(path) if path.is_file() else {}
   others = {key: folder / name for name, key in _BESIDE.items()}
@@ -286,7 +290,7 @@ def _read_config(folder: Path) -> dict:
 
 
 def read_json(path: Path) -> dict:
-  """Returns the JSON object in a file; UserError if it is not one."""
+  """Returns the JSON object in a file; raises UserError for other content."""
   with _explain_damage(path):
     return _parse_json(path.read_bytes(), str(path))
 

@@ -1,8 +1,8 @@
 """Opens a source of weights: its header first, then its parameters under our names.
 
 A source is a file (.npz, .safetensors), a hub folder, the folder of a run, a name of the
-zoo, or a URL (gs://, https://, hf:OWNER/NAME). RUN is the newest step of a run, RUN@best
-the best by config.checkpoint.best, RUN@500 the step of this number.
+zoo, or a URL (gs://, https://, hf:OWNER/NAME). RUN stands for the newest step of a run,
+RUN@best for the best step by config.checkpoint.best, and RUN@500 for step 500.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def read_header(
   weights: str | None = None,
   **fields,
 ) -> Header:
-  """Returns the header of a source; arguments as those of `load`."""
+  """Returns the header of a source. The arguments are those of `load`."""
   if (run := runs.find(source)) is not None:
     folder, which = run
     return runs.read_header(
@@ -55,7 +55,7 @@ def read_header(
 
 
 def read(source: str, **options) -> Source:
-  """Returns the parameters of a source; arguments as those of `read_header`."""
+  """Returns the parameters of a source. The arguments are those of `read_header`."""
   return read_header(source, **options).read()
 
 
@@ -69,7 +69,7 @@ def from_section(
 ) -> Header:
   """Returns the header of the weights that the config's section `weights` names.
 
-  `skip` and `resize` are for `fit_section`, later.
+  `skip` and `resize` are not used here. `fit_section` reads them.
   """
   del skip, resize
   return read_header(source, variant=variant, ema=ema)
@@ -78,12 +78,13 @@ def from_section(
 def fit_section(
   header: Header, section: dict, model, image_size: tuple[int, int]
 ) -> tuple[dict, str]:
-  """Reads the arrays and fits them to a model, as the section `weights` says.
+  """Reads the arrays and fits them to a model with the options of the section `weights`.
 
   Parameters that tuning added to the weights are merged into their own.
 
   Returns:
-    ({name: array} of the model's variables, lines on the fate of every name).
+    ({name: array} of the model's variables, lines). The lines say what became of the
+    parameters.
   """
   source = tuned.merge(header.read())
   options = {key: section[key] for key in ('skip', 'resize') if key in section}
@@ -92,18 +93,18 @@ def fit_section(
 
 
 def _fit_section(section: dict, model, image_size: tuple[int, int]) -> dict:
-  """Returns {name: array} of a model's variables, by the section `weights` of a run."""
+  """Returns {name: array} of a model's variables from a run's section `weights`."""
   return fit_section(from_section(**section), section, model, image_size)[0]
 
 
-# Fields that a backbone takes from the model around it: those of the head, and the dtype.
+# Fields of the head, and the dtype. A backbone takes them from the model around it.
 _OF_HEAD = ('num_classes', 'representation_size', 'head_bias_init', 'dtype')
 
 
 def complete(model: dict, source: Header) -> dict:
-  """Fills a section `model` from weights, where it names no model or no backbone.
+  """Fills a section `model` from weights if it names no model or no backbone.
 
-  The classes of the weights are left out.
+  The classes of the weights are not copied.
   """
   if 'name' not in model:
     fields = {k: v for k, v in source.fields.items() if k != 'num_classes'}
@@ -133,8 +134,8 @@ def lacks_backbone(model: dict) -> bool:
 class _FileHeader(Header):
   """The header of a file of weights."""
 
-  arrays: Mapping  # the model's, under the file's names
-  table: Table  # renames them
+  arrays: Mapping  # the model's arrays, under the file's names
+  table: Table  # the table that renames them
   shapes: dict[str, tuple[int, ...]]  # shapes of the parameters, under our names
   unused: list[str]  # names of the other arrays
   text: families_text.TextArrays | None  # the arrays of a text tower
@@ -160,7 +161,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
   with name_source(f'{source}, {format.name} {format.family}'):
     facts = format.facts(config, source)
     if facts.pp:
-      registry.parse(facts.pp)  # a mistake is reported here, not at the first image
+      registry.parse(facts.pp)  # Report a mistake now, not at the first image.
     if not variant and 'act' not in overrides:
       _check_architecture(facts)
     sized = models.resolve(format.family, variant)[1] if variant else {}
@@ -178,7 +179,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
     names = facts.class_names or zoo.find_class_names(
       source, path, config, parsed.fields.get('num_classes')
     )
-    # A model that takes maps instead of images suits images of any number of channels.
+    # A model that takes maps instead of images does not depend on the images' channels.
     channels = 3
     if not family.inputs:
       channels = parsed.blanks[family.stem(parsed.blanks)].shape[2]
@@ -209,12 +210,14 @@ def _read_content(source: str, path: Path) -> readers.Raw:
     again = f' Remove {path} to download it again.' if download.is_cached(path) else ''
     raise UserError(f'{error}{again}') from None
   if tuned.KEY in content.config:
-    raise UserError(f'{source} is tuned_only: load(WEIGHTS, tune={source!r}).')
+    raise UserError(
+      f'{source} holds only tuned parameters: use load(WEIGHTS, tune={source!r}).'
+    )
   return content
 
 
 def _check_is_no_model(source: str) -> None:
-  """Raises UserError if a model's name stands in place of weights: 'vit_base_patch16_224'."""
+  """Raises UserError if a source is only the name of a model, 'vit_base_patch16_224'."""
   is_file = Path(source).suffix in readers.SUFFIXES
   if is_file or re.search(r'[/:\\]', source) or source in zoo.ENTRIES:
     return
@@ -224,7 +227,7 @@ def _check_is_no_model(source: str) -> None:
   # Google's models need no other fields, but use the tanh GELU.
   where = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
   where = [] if fields.keys() - {'act'} else where
-  if source.islower() and not hub.published(source):  # a name of timm
+  if source.islower() and not hub.published(source):  # timm's names are in lower case.
     tagged = [
       n for n in models.names(on_hub=True) if n.startswith(f'hf:timm/{source}.')
     ]
@@ -236,16 +239,16 @@ def _check_is_no_model(source: str) -> None:
 
 
 def _check_architecture(facts: Facts) -> None:
-  """Raises ValueError for an architecture of timm whose name we do not know."""
+  """Raises ValueError for an unknown architecture of timm."""
   if _resolve_name(facts.architecture or 'vit') is None:
     raise ValueError(
-      f'{facts.architecture!r} is not known and may compute something else with the same '
-      "parameters: if it does not, pass its size, variant='B/16', or act='gelu_erf'"
+      f'{facts.architecture!r} is unknown and may compute something else with the same '
+      "parameters. If it does not, pass its size, such as variant='B/16', or act='gelu_erf'"
     )
 
 
 def _heads_by_name(facts: Facts, source: str) -> dict:
-  """Returns {'num_heads': number} by timm's name of a model or of its file, else {}."""
+  """Returns {'num_heads': number} if timm knows the model's or the file's name, else {}."""
   for name in (facts.architecture or '', Path(source).name):
     if heads := (_resolve_name(name) or {}).get('num_heads'):
       return {'num_heads': heads}

@@ -12,11 +12,11 @@ from vit_jax.weights import transforms as t
 
 
 class Rule(NamedTuple):
-  """The array `theirs` holds the parameters `ours`.
+  """A rule that the array `theirs` holds the parameters `ours`.
 
-  Names are templates: {i} stands for a number, {rest} for any text, {i+1} for that number
-  plus one, {i+01} for the same in two digits. A rule with `only_load` is an older or newer
-  spelling, which is never written.
+  Names are templates: {i} stands for a number, {rest} for any text, {i+1} for the number plus
+  one, and {i+01} for the same in two digits. A rule with `only_load` is an older or newer
+  spelling, which is read but never written.
   """
 
   theirs: str
@@ -34,7 +34,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def table(*parts) -> Table:
-  """Returns the rules in lists of rules, nested to any depth."""
+  """Flattens lists of rules, nested to any depth, into one table."""
   rules = []
   for part in parts:
     rules += [part] if isinstance(part, Rule) else table(*part)
@@ -42,13 +42,13 @@ def table(*parts) -> Table:
 
 
 def nest_name(name: str, prefix: str) -> str:
-  """Returns the name of a variable within the model around its own."""
+  """Returns the name of a submodel's variable in the model that contains it."""
   stats = f'{trees.STATS}/' if trees.is_statistic(name) else ''
   return f'{stats}{prefix}{name.removeprefix(stats)}'
 
 
 def nest_rules(rules: Iterable[Rule], theirs: str = '', ours: str = '') -> Table:
-  """Puts prefixes before the names of a model that is part of another one."""
+  """Puts prefixes before the names in the rules of a submodel."""
   return tuple(
     r._replace(
       theirs=theirs + r.theirs, ours=tuple(nest_name(n, ours) for n in r.targets)
@@ -78,7 +78,7 @@ def respell(rules: Iterable[Rule], *changes: tuple[str, str]) -> Table:
 def add_bare_names(rules: Table, prefix: str) -> Table:
   """Adds the names of transformers' bare model, which lack the prefix.
 
-  transformers has each model twice, with a head and bare.
+  transformers has a class with a head and a bare class for each model.
   """
   return table(rules, respell(rules, (f'^{re.escape(prefix)}', '')))
 
@@ -99,7 +99,7 @@ def _regex(template: str) -> re.Pattern:
 
 
 def _match(template: str, name: str) -> dict | None:
-  """Returns {token: value} if `name` is of this form."""
+  """Returns {token: value} if `name` matches the template, else None."""
   match = _regex(template).fullmatch(name)
   if not match:
     return None
@@ -119,7 +119,7 @@ def _fill(template: str, values: dict) -> str:
 
 
 def to_ours(arrays: Arrays, rules: Iterable[Rule]) -> tuple[Arrays, list[str]]:
-  """Returns ({our name: array}, names that no rule matches); the first match counts."""
+  """Returns ({our name: array}, names that no rule matches). The first match wins."""
   rules, flat, unknown = list(rules), {}, []
   for name, x in arrays.items():
     matches = ((r, v) for r in rules if (v := _match(r.theirs, name)) is not None)
@@ -130,11 +130,11 @@ def to_ours(arrays: Arrays, rules: Iterable[Rule]) -> tuple[Arrays, list[str]]:
     try:
       parts = rule.transform.load(x)
     except (ValueError, IndexError) as error:
-      raise ValueError(f'{name} of shape {x.shape} cannot be read: {error}') from None
+      raise ValueError(f'{name} of shape {x.shape} does not fit: {error}') from None
     for target, part in zip(rule.targets, parts, strict=True):
       target = _fill(target, values)
       if target in flat:
-        raise ValueError(f'{target} is there twice, the second time as {name}')
+        raise ValueError(f'two arrays hold {target}, the second is {name}')
       flat[target] = part
   return flat, unknown
 
@@ -144,7 +144,7 @@ def to_theirs(flat: Arrays, rules: Iterable[Rule]) -> Arrays:
   targets = [(x, rule) for rule in rules if not rule.only_load for x in rule.targets]
   left, out = dict(flat), {}
   for name in flat:
-    if name not in left:  # written along with another
+    if name not in left:  # It was written together with another parameter.
       continue
     matches = ((r, v) for x, r in targets if (v := _match(x, name)) is not None)
     rule, values = next(matches, (None, None))

@@ -19,14 +19,14 @@ from vit_jax.weights.source import Header, Source
 
 
 def find(source) -> tuple[Path, str | None] | None:
-  """Returns (folder, the text after the @ or None) if the source is a run's, else None."""
+  """Returns (folder, text after the @ or None) if a source is a run; None otherwise."""
   text = str(source)
-  # Weight files need no request to the bucket.
+  # A file of weights is recognised without a request to the bucket.
   if '://' in text and (not files.is_url(text) or text.endswith(readers.SUFFIXES)):
     return None
   base, _, step = text.rpartition('@')
   try:
-    if _is_run(whole := files.path(text)):  # its own name may hold an @
+    if _is_run(whole := files.path(text)):  # The folder's own name may have an @.
       return whole, None
     if not base or whole.exists():
       return None
@@ -34,7 +34,7 @@ def find(source) -> tuple[Path, str | None] | None:
       return folder, step
     if folder.exists():
       raise UserError(f'{base} is not a run of vit_jax: leave out @{step}.')
-  except (OSError, RuntimeError):  # a name that is too long, an unknown ~user
+  except (OSError, RuntimeError):  # The name is too long, or ~USER is unknown.
     pass
   return None
 
@@ -45,20 +45,22 @@ def _is_run(folder: Path) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _RunHeader(Header):
-  """The header of a run: its config."""
+  """The header of a run, which is read from its config."""
 
   folder: Path
   config: dict
   model: Any  # the model, before the caller's changes to its fields
   which: str | None  # the text after the @
   ema: bool
-  weights: str | None  # where the frozen parameters are, if they have moved
-  # (section `weights`, model, image size) -> {name: array}, the frozen parameters.
+  weights: str | None  # new location of the frozen parameters, if they have moved
+  # A function of (section `weights`, model, image size) that returns the frozen parameters,
+  # {name: array}.
   fit_frozen: Callable[[dict, Any, tuple[int, int]], dict]
 
   def read(self) -> Source:
-    """Restores the step, and opens the frozen parameters where they are."""
-    from vit_jax.weights.steps import Steps  # imports Orbax
+    """Restores the step, and reads the frozen parameters from their own source."""
+    # This imports Orbax.
+    from vit_jax.weights.steps import Steps
 
     H, W, C = self.config['resolved']['image_shape']
     section = self.config.get('tune', {})
@@ -68,7 +70,7 @@ class _RunHeader(Header):
     step = saved.choose(self.source, self.which)
     with saved.checkpoints as checkpoints:
       frozen = self._read_frozen(checkpoints.list_frozen(step))
-      own = tasks.class_of(self.config).OWN  # parameters below that name are the task's
+      own = tasks.class_of(self.config).OWN  # the key of the task's own parameters
 
       def restore(step):
         shapes = saved.shapes(step) if own and step is not None else {}
@@ -92,7 +94,10 @@ class _RunHeader(Header):
     return self._add_arrays(flat, step=step, tune=section, added=added)
 
   def _read_frozen(self, names: list[str]) -> dict:
-    """Returns {name: array} of the frozen parameters; checkpoints compare fingerprints."""
+    """Returns {name: array} of the frozen parameters.
+
+    The caller compares their fingerprints with those in the checkpoint.
+    """
     moved = self.weights
     if not names:
       if moved:
@@ -119,7 +124,7 @@ def read_header(
   fields: dict,
   fit_frozen: Callable,
 ) -> _RunHeader:
-  """Returns the header of a run; arguments as those of `load` and `_RunHeader`."""
+  """Returns the header of a run. The arguments are those of `load` and `_RunHeader`."""
   config = config_lib.read(folder)
   resolved, section = config['resolved'], dict(config['model'])
   name, variant = section.pop('name'), section.pop('variant', None)

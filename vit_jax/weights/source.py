@@ -1,4 +1,4 @@
-"""What a source of weights says about them, without and with their arrays."""
+"""The facts about a source of weights, without their arrays (`Header`) and with them."""
 
 import abc
 import contextlib
@@ -14,18 +14,19 @@ from vit_jax.errors import UserError, one_line
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Header(abc.ABC):
-  """What a file or a run says about its weights, without their arrays."""
+  """The facts about the weights of a file or run, without their arrays."""
 
   source: str  # the user's text
   # google, big_vision, timm, hf, bit, authors, open_clip, detectron2, or run
   format: str
   family: str  # a key of `models.MODELS`
-  fields: dict  # the model's
+  fields: dict  # the model's fields
   image_size: tuple[int, int] | None  # (H, W) in pixels; None: unknown
-  channels: int  # the images'
+  channels: int  # number of channels of the images
   class_names: list[str] | None = None  # one per class
   pp: str | None = None  # the evaluation pipeline
-  # How the publisher's code resizes position embeddings, see `adapt.RESIZERS`.
+  # The method by which the publisher's code resizes position embeddings, see
+  # `adapt.RESIZERS`.
   resize: str = 'bilinear'
 
   @abc.abstractmethod
@@ -39,18 +40,18 @@ class Header(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source(Header):
-  """The parameters of a source, and the model they belong to."""
+  """The parameters of a source, and the facts about their model."""
 
-  # Our names, see `trees.flatten_variables`, blocks not stacked, float32; batch
-  # statistics too.
+  # Parameters and batch statistics in float32, under our names, see
+  # `trees.flatten_variables`. Blocks are not stacked.
   flat: dict[str, np.ndarray]
   # Names in the source that are not parameters of the model.
   unused: list[str] = dataclasses.field(default_factory=list)
   step: int | None = None  # the step that was read from a run
-  # The config's section, where tuning added parameters; else {}.
+  # The config's section `tune` if tuning added parameters, else {}.
   tune: dict = dataclasses.field(default_factory=dict)
-  # The added parameters, 'tune/...', and their batch statistics; None: they start as in
-  # training.
+  # The added parameters, 'tune/...', and their batch statistics; None: they have their
+  # initial values.
   added: dict[str, np.ndarray] | None = dataclasses.field(default_factory=dict)
   # The arrays of a text tower in the same file, a `families.text.TextArrays`, or None.
   text: Any = None
@@ -60,12 +61,12 @@ class Source(Header):
 
   @property
   def origin(self) -> str:
-    """'timm vit'; for a run also the step: 'run vit, step 500'."""
+    """Format and family, such as 'timm vit'; for a run also the step: 'run vit, step 500'."""
     step = '' if self.step is None else f', step {self.step}'
     return f'{self.format} {self.family}{step}'
 
   def usual_size(self) -> tuple[int, int]:
-    """Returns (H, W) of the source's images in pixels, 224 where it does not say.
+    """Returns (H, W) of the source's images in pixels, 224 x 224 if it is unknown.
 
     Raises:
       UserError: if the size is unknown and the position embeddings depend on it.
@@ -75,14 +76,18 @@ class Source(Header):
     family = models.family(self.family, **self.fields)
     if family.position in self.flat:
       raise UserError(
-        f'{self.source}: its positions are not of a square: pass image_size=(H, W).'
+        f'{self.source}: its position embeddings are not for square images: pass '
+        'image_size=(H, W).'
       )
     return 224, 224
 
 
 @contextlib.contextmanager
 def name_source(source: str) -> Iterator[None]:
-  """Turns errors of odd names, shapes and configs into a line that begins with `source`."""
+  """Context manager that turns errors of names, shapes and configs into one line.
+
+  The line begins with `source`.
+  """
   try:
     yield
   except UserError:

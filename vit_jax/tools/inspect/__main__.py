@@ -123,7 +123,11 @@ def _parser() -> cli.Parser:
   add('--config', metavar='NAME|FILE.py[:ARGS]', help='a recipe; --config.KEY=VALUE')
   add('--resolution', type=cli.resolution, default=(224, 224), help='224, or 224x160')
   add('--classes', type=cli.count, default=1000, help='0: no head')
-  add('--set', action=cli.Fields, help='a field of the model: --set classifier=map')
+  add(
+    '--set',
+    action=cli.Fields,
+    help='a field of the model, such as --set classifier=map',
+  )
   add('--examples', type=cli.count, help='of a training; with --config of an epoch')
   add('--mesh', type=_mesh, metavar='AXIS=N,...', help='memory of each device')
   slices = (
