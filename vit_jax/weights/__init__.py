@@ -1,8 +1,8 @@
-"""Published weights and runs as models of ours, and back.
+"""Loads published weights and runs into our models, and writes them in other formats.
 
-The way down: `read_header` says what a source is without its arrays, `Header.read` names
-its parameters as ours, `fit` brings them to a model, `load` does it all. `write` is the way
-back.
+`read_header` reads the facts about a source without its arrays. `Header.read` reads the
+parameters under our names, and `fit` fits them to a model. `load` does all of this, and
+`write` writes files.
 """
 
 from vit_jax.weights.adapt import fit as fit

@@ -1,4 +1,4 @@
-"""A model with its parameters: what `vit_jax.load` returns."""
+"""A model with its parameters, the result of `vit_jax.load`."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -13,19 +13,19 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class Loaded:
-  """A model with its parameters, also as a pair: `model, params = load(...)`."""
+  """A model with its parameters. It unpacks as a pair: `model, params = load(...)`."""
 
   model: Any
   variables: dict  # {'params': nested dict of float32 arrays}, and other collections
-  image_size: tuple[int, int]  # (H, W) in pixels that the parameters are fitted to
+  image_size: tuple[int, int]  # (H, W) in pixels for which the parameters are fitted
   channels: int
-  pp: str  # the evaluation pipeline of one image, as `data/ops` reads it
+  pp: str  # the evaluation pipeline of one image, in the ops of `data/ops`
   class_names: list[str] | None
   source: str
   format: str
   report: str  # a few lines: the parameters that were taken, skipped, resized
   step: int | None = None  # the step that was read from a run
-  # The config's section `tune`, where it added parameters; else {}.
+  # The config's section `tune` if it added parameters, else {}.
   tune: dict = dataclasses.field(default_factory=dict)
 
   @property
@@ -56,9 +56,9 @@ class Loaded:
     return batch
 
   def check_shape(self, shape: tuple, pp: str | None = None) -> None:
-    """Raises UserError for images (H, W, C) of `pp` that the model does not take."""
+    """Raises UserError if the model does not take the images (H, W, C) that `pp` makes."""
     expected = (*self.image_size, self.channels)
     if shape != expected:
       raise UserError(
-        f'{pp or self.pp!r} makes images {shape}, the model takes {expected}.'
+        f'{pp or self.pp!r} makes images {shape}, but the model takes {expected}.'
       )

@@ -11,9 +11,10 @@ from vit_jax.errors import UserError
 
 
 class Steps:
-  """The complete steps in a run's folder, ascending, read-only: safe while the run goes on.
+  """The complete steps in a run's folder, in ascending order.
 
-  `best` is the step where the metric of config.checkpoint.best was best, or None.
+  They are only read, so the run may still be training. `best` is the step at which the metric
+  of config.checkpoint.best was best, or None.
   """
 
   def __init__(self, folder: Path, config: dict):
@@ -39,7 +40,7 @@ class Steps:
 
   @property
   def metrics(self) -> dict[int, dict[str, float] | None]:
-    """Step -> {name: number}, saved with it; None where that cannot be read."""
+    """The metrics saved with each step, {step: {name: number}}; None if damaged."""
     return {step: body and body['metrics'] for step, body in self._manifests.items()}
 
   def shapes(self, step: int) -> dict[str, tuple[list[int], bool]]:
@@ -55,7 +56,7 @@ class Steps:
     }
 
   def choose(self, source, which: str | None) -> int | None:
-    """Returns the step that `RUN@which` means; None: the newest that is not damaged."""
+    """Returns the step that `RUN@which` means; None for the newest that is not damaged."""
     if which is None:
       return None
     if which == 'best' and self.best is not None:

@@ -49,7 +49,7 @@ factors = _one(lambda x: x.reshape(-1), lambda x: x.reshape(-1, 1, 1))
 
 
 def heads_kernel(heads: int) -> Transform:
-  """[D_out, D_in] -> [D_in, M, Dh]."""
+  """Maps a kernel [D_out, D_in] to [D_in, M, Dh]."""
   return _one(
     lambda x: x.T.reshape(x.shape[1], heads, -1),
     lambda x: x.reshape(x.shape[0], -1).T,
@@ -57,12 +57,12 @@ def heads_kernel(heads: int) -> Transform:
 
 
 def heads_bias(heads: int) -> Transform:
-  """[D] -> [M, Dh]."""
+  """Maps a bias [D] to [M, Dh]."""
   return _one(lambda x: x.reshape(heads, -1), lambda x: x.reshape(-1))
 
 
 def out_kernel(heads: int) -> Transform:
-  """[D_out, D_in] -> [M, Dh, D_out]."""
+  """Maps a kernel [D_out, D_in] to [M, Dh, D_out]."""
   return _one(
     lambda x: x.T.reshape(heads, -1, x.shape[0]),
     lambda x: x.reshape(-1, x.shape[-1]).T,
@@ -70,7 +70,7 @@ def out_kernel(heads: int) -> Transform:
 
 
 def patches(size: tuple[int, int]) -> Transform:
-  """[D, h w C] -> [h, w, C, D]: a dense layer on flat patches, channels last."""
+  """Maps a kernel [D, h w C] of flat patches, channels last, to [h, w, C, D]."""
   return _one(
     lambda x: x.T.reshape(*size, -1, x.shape[0]),
     lambda x: x.reshape(-1, x.shape[-1]).T,
@@ -86,7 +86,7 @@ def join(part: Transform, number: int) -> Transform:
 
 
 def join_mlp_and_qkv(mlp: Transform, heads: Transform, width: int) -> Transform:
-  """Splits an array into four parameters: MLP (any number of rows), then q, k, v (D)."""
+  """Splits an array into four parameters: MLP (any number of rows), q, k, v (D rows each)."""
 
   def load(x):
     rows, *qkv = np.split(x, [len(x) - k * width for k in (3, 2, 1)])
@@ -100,7 +100,7 @@ def join_mlp_and_qkv(mlp: Transform, heads: Transform, width: int) -> Transform:
 
 
 def split_layers(heads: int) -> Transform:
-  """[2, L, D / 2] or [2, L, M, Dh / 2] -> L parameters of [2, M, Dh / 2]."""
+  """Splits [2, L, D / 2] or [2, L, M, Dh / 2] into L parameters [2, M, Dh / 2]."""
   return Transform(
     lambda x: tuple(y.reshape(2, heads, -1) for y in np.moveaxis(x, 1, 0)),
     lambda xs: np.stack(xs, axis=1),
@@ -108,6 +108,6 @@ def split_layers(heads: int) -> Transform:
 
 
 def offsets(window: tuple[int, int]) -> Transform:
-  """[rows, M] -> [2 h - 1, 2 w - 1, M]: one row per offset in an h x w window."""
+  """Maps [rows, M], one row per offset in an h x w window, to [2 h - 1, 2 w - 1, M]."""
   shape = tuple(2 * n - 1 for n in window)
   return _one(lambda x: x.reshape(*shape, -1), lambda x: x.reshape(-1, x.shape[-1]))

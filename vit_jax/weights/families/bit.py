@@ -34,7 +34,7 @@ TIMM = table(
 
 
 def _infer(root: str, head: str):
-  """Makes `infer`, given the names of the first kernel and of the head's."""
+  """Makes the function `infer`, given the names of the first kernel and the head's kernel."""
   return lambda flat: dict(
     blocks=resnet_blocks(flat),
     width=columns(flat, root),
@@ -44,7 +44,7 @@ def _infer(root: str, head: str):
 
 infer = _infer(f'root_block/{_CONV}/kernel', 'head/conv2d/kernel')
 
-# (blocks, width) -> timm's name. timm has a function per shape.
+# (blocks, width) -> timm's name. timm has one function per shape.
 _TIMM_NAMES = {
   ((3, 4, 6, 3), 64): 'resnetv2_50x1_bit',
   ((3, 4, 6, 3), 192): 'resnetv2_50x3_bit',
@@ -60,7 +60,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   blocks, width = tuple(fields['blocks']), fields['width']
   if (architecture := _TIMM_NAMES.get((blocks, width))) is None:
     names = list(_TIMM_NAMES.values())
-    raise ValueError(f'timm has no BiT with {blocks=}, {width=}: it has {names}')
+    raise ValueError(f'timm has no BiT with {blocks=}, {width=}, only {names}')
   return configs.timm_config(architecture, 'avg', {}, fields, image_size, class_names)
 
 

@@ -78,7 +78,8 @@ def infer(flat: dict) -> dict:
 
 
 def _timm_fields(args: dict, name: str) -> dict:
-  for key in ('conv_mlp', 'use_grn'):  # the names and shapes of the arrays decide
+  # These follow from the names and shapes of the arrays.
+  for key in ('conv_mlp', 'use_grn'):
     args.pop(key, None)
   return configs.timm_act(args, name)
 

@@ -48,9 +48,9 @@ def infer(flat: dict) -> dict:
 
 
 def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
-  """Returns the grid (h, w) of patches, because a Mixer takes one number of them only.
+  """Returns the grid (h, w) of patches. A Mixer takes only one number of patches.
 
-  Returns None if that number is not a square.
+  Returns None if that number is not a square number.
   """
   tokens = flat['MixerBlock_0/token_mixing/Dense_0/kernel'].shape[0]
   side = math.isqrt(tokens)

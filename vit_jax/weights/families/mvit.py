@@ -28,7 +28,7 @@ def block(theirs: str, ours: str, heads: int, shortcut: str) -> Table:
 
 
 def outer_rules(head: str) -> Table:
-  """Makes the rules of everything but the blocks; `head` is their name of the head."""
+  """Makes the rules of everything but the blocks. `head` is the head's name in the file."""
   return table(
     Rule('cls_token', 'cls'),
     layers.conv('patch_embed.proj', 'stem/conv'),
@@ -49,7 +49,8 @@ def timm(heads: list[int], shortcut: str) -> Table:
 def authors(heads: list[int]) -> Table:
   """Makes the rules of the authors' code (facebookresearch/mvit), given heads per block.
 
-  The authors number all blocks in one row. A new stage begins where the heads grow.
+  The authors number the blocks of all stages in one sequence. A stage begins at the block
+  that has more heads than the block before.
   """
   stages, blocks = list(dict.fromkeys(heads)), []
   for n, number in enumerate(heads):
@@ -59,12 +60,13 @@ def authors(heads: list[int]) -> Table:
 
 
 def count_heads(arrays, attention: str) -> list[int]:
-  """Counts heads in a file: all channels, divided by the channels of one head.
+  """Counts the heads of each attention in a file.
 
-  A table of relative positions has the channels of one head.
+  The number is that of all channels, divided by those of one head. A table of relative
+  positions has the channels of one head.
 
   Args:
-    attention: template of the attention's name, with a place for its number.
+    attention: template of the attention's name, in which {} stands for its number.
   """
   heads = []
   while (key := attention.format(len(heads))) + '.rel_pos_h' in arrays:
@@ -134,7 +136,7 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 
 # -- timm's config ----------------------------------------------------------------------
 
-# Fields of timm's MultiScaleVitCfg for which one value is supported, that of all MViTv2.
+# Fields of timm's MultiScaleVitCfg for which only the value of all MViTv2 is supported.
 _FIXED = {
   'pool_first': False,
   'qkv_bias': True,
@@ -190,7 +192,9 @@ def _check(fields: dict, image_size: tuple[int, int], format: str, residual: boo
   pixels = 4 << len(fields['depths']) - 1
   if image_size[0] != image_size[1] or image_size[0] % pixels:
     size = 'x'.join(map(str, image_size))
-    raise ValueError(f'{format} takes squares of a multiple of {pixels} px, not {size}')
+    raise ValueError(
+      f'{format} takes square images with a multiple of {pixels} px, not {size}'
+    )
 
 
 def _timm_config(fields, image_size, class_names) -> dict:

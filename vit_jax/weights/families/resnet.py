@@ -12,14 +12,14 @@ from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Table, add_bare_names, nest_rules, table
 
 _BLOCK, _TIMM = 'stage{s+1}_block_{i}', 'layer{s+1}.{i}'
-# Our numbers of the convolutions in a block.
+# The numbers of the convolutions of a block in our names.
 _PARTS = {'bottleneck': (1, 2, 3), 'basic': (1, 3)}
 
 
 def timm(block: str, deep_stem: bool, avg_down: bool) -> Table:
   """Makes the rules of timm's ResNet.
 
-  torchvision's is the one without a deep stem and without `avg_down`.
+  torchvision's ResNet is the one without a deep stem and without `avg_down`.
   """
   stem, parts = ('conv1.6' if deep_stem else 'conv1'), _PARTS[block]
   return table(
@@ -51,8 +51,8 @@ def _timm_rules(arrays, facts) -> Table:
   return timm(block, has(r'conv1\.0\.weight'), has(_AVERAGES))
 
 
-# Shows that a shortcut averages first (`avg_down`): an average has no parameters, so the
-# convolution is layer 1 and its norm layer 2.
+# The name of an array in files whose shortcuts average first (`avg_down`). The average, layer
+# 0, has no parameters, so the convolution is layer 1 and its norm layer 2.
 _AVERAGES = r'layer\d+\.0\.downsample\.2\.weight'
 
 
@@ -64,7 +64,7 @@ _STEM, _LAYER = 'embedder.embedder', 'encoder.stages.{s}.layers.{i}'
 
 
 def hf_bare(block: str) -> Table:
-  """Makes the rules of transformers' model without a head, also the backbone of DETR."""
+  """Makes the rules of transformers' model without a head, which is DETR's backbone too."""
   parts = [(f'layer.{k}', part) for k, part in enumerate(_PARTS[block])]
   parts.append(('shortcut', '_proj'))
   return table(
@@ -133,13 +133,13 @@ def _count_batches(
 
 
 def _timm_fields(args: dict, name: str) -> dict:
-  # The names and shapes of the arrays decide these.
+  # These follow from the names and shapes of the arrays.
   for key in ('stem_type', 'avg_down', 'base_width'):
     args.pop(key, None)
   return {k: args.pop(k) for k in ('output_stride',) if k in args}
 
 
-# Strides and dilations stand in the second convolution of a block: no format has others.
+# In all formats the second convolution of a block has its stride and dilation.
 _ORDER = dict(stride_first=(False,), dilate_first=(False,))
 
 

@@ -22,7 +22,7 @@ class Stage(NamedTuple):
   """Facts about a stage that the rename rules need."""
 
   heads: int
-  # (h, w) of the window that a table of positions belongs to. None in V2: no tables.
+  # (h, w) of the window for which the table of positions is. None in V2, which has no tables.
   window: tuple[int, int] | None
 
 
@@ -30,7 +30,7 @@ class Stage(NamedTuple):
 
 
 class Names(NamedTuple):
-  """The names that one library gives to modules; {s} is a stage, {i} a block."""
+  """One library's names of modules. {s} stands for a stage, {i} for a block."""
 
   embedding: str
   norm: str
@@ -84,8 +84,10 @@ def _rules(
   Args:
     names: the library's names.
     stages: the stages of the model.
-    into: our number of the stage that a downsample leads to, '{s+1}' or '{s+2}'.
-    projections: (their block, our block, stage) -> rules of queries, keys and values.
+    into: the number, in our names, of the stage that a downsample leads to: '{s+1}' or
+      '{s+2}'.
+    projections: a function of (their block, our block, stage) that returns the rules of
+      queries, keys and values.
   """
   down = f'stage{into}_downsample'
   rules = [
@@ -123,7 +125,7 @@ def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
   Args:
     stages: the stages of the model.
     merge_at_end: whether patch merging has the number of the stage before it, as in the
-      authors' files, which timm reads too. Otherwise it has that of the stage after it.
+      authors' files, which timm reads too, or the number of the stage after it.
   """
 
   def projections(theirs, ours, stage):
@@ -169,13 +171,14 @@ def hf(stages: list[Stage], prefix: str) -> Table:
 def find_stages(
   arrays: dict[str, np.ndarray], table: str, factor: str, window: Callable
 ) -> list[Stage]:
-  """Finds the stages of a file by the first block of each.
+  """Finds the stages of a file from the first block of each stage.
 
   Args:
     arrays: the arrays of the file.
-    table: regex of the tables of relative positions (V1); its group is the stage.
-    factor: regex of the scales of the cosines (V2); its group is the stage.
-    window: (stage, rows of its table) -> (h, w) of the window.
+    table: regex of the tables of relative positions (V1). Its group is the stage.
+    factor: regex of the scales of the cosines (V2). Its group is the stage.
+    window: a function of (stage, number of rows of its table) that returns the window's
+      (h, w).
   """
   stages = {}
   for name, x in arrays.items():
@@ -191,7 +194,9 @@ def square_window(s: int, rows: int) -> tuple[int, int]:
   """Returns the square window whose table has the given number of rows."""
   side = (math.isqrt(rows) + 1) // 2
   if (2 * side - 1) ** 2 != rows:
-    raise ValueError(f'the {rows} rows of stage {s + 1} fit no square window')
+    raise ValueError(
+      f'no square window has a table of the {rows} rows of stage {s + 1}'
+    )
   return side, side
 
 
@@ -233,15 +238,15 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 # -- configs ---------------------------------------------------------------------------
 
 
-# Fields that neither timm nor transformers can express, at the one value they compute.
+# Fields that neither timm nor transformers can express, with the value that both compute.
 _PLAIN = dict(shift=(0.5,), map_norms=(False,))
 
 
 def check_single(fields: dict, format: str, one_window: bool) -> None:
-  """Raises ValueError unless patches, and windows if `one_window`, have one size."""
+  """Raises ValueError unless patches are square and, with `one_window`, windows are equal."""
   for key in ('patch_size', *(['windows'] if one_window else ())):
     if len(set(fields[key])) > 1:
-      raise ValueError(f'{format} has one number, not {key}={tuple(fields[key])}')
+      raise ValueError(f'{format} takes one number for {key}, not {tuple(fields[key])}')
 
 
 def shared_arguments(fields: dict) -> dict:
@@ -260,9 +265,9 @@ def shared_arguments(fields: dict) -> dict:
 
 
 def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: str):
-  """Raises ValueError if the format treats borders differently, and this changes outputs.
+  """Raises ValueError if the format treats borders differently and outputs would change.
 
-  It changes nothing where windows tile each map.
+  They do not change if windows tile each map.
   """
   if fields['borders'] in allowed:
     return
@@ -283,7 +288,7 @@ def map_size(fields: dict, image_size: tuple[int, int], s: int) -> tuple[int, in
   )
 
 
-# timm's names. Some have two windows: that of pre-training, and the one of the file.
+# timm's names. Some have two windows: the window of pre-training, and that of the file.
 _NAME = r'swin(?:v2)?_.*_window(?:(\d+)to)?(\d+)_\d+'
 
 
@@ -347,7 +352,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   patch = fields['patch_size'][0]
   if any(n % patch for n in image_size):
     raise ValueError(
-      f'timm does not pad images, and {image_size} is no multiple of {patch}'
+      f'timm does not pad images, but {image_size} is not a multiple of {patch}'
     )
   window = sides[0] if len(set(sides)) == 1 else list(sides)
   args = {
@@ -376,7 +381,7 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
   if model_type not in ('swin', 'swinv2'):
     model_type = 'swin'  # configs.hf raises an error that names it
   facts = configs.hf(model_type)(config, source)
-  # Some norms of transformers use 1e-5 whatever the config says.
+  # Some norms of transformers use 1e-5 and ignore the config.
   configs.require(config, {'layer_norm_eps': 1e-5}, 'a Swin')
   stages = len(config.get('depths', range(4)))
   fields = {'act': facts.fields['act'], 'borders': 'pad_shift'}

@@ -66,7 +66,7 @@ def split(arrays: Arrays, config: dict, path: Path) -> tuple[TextArrays | None, 
 
 
 def read(tower: TextArrays, image: dict[str, Any]) -> Text:
-  """Reads a text tower; raises ValueError for one that vit_jax cannot compute.
+  """Reads a text tower, or raises ValueError if vit_jax cannot compute it.
 
   Args:
     tower: the arrays of the text tower, and the config.
@@ -106,7 +106,7 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
   fields, vocab = {}, arrays['text_model.embeddings.token_embedding.weight'].shape[0]
   if kind == 'clip':
     act, eps, heads = 'quick_gelu', 1e-5, 8
-    # Old configs say 2, and mean the largest id.
+    # Old configs have 2, which stands for the largest id.
     if (eos := own.get('eos_token_id', 49407)) != 2:
       fields = {'eos': eos}
     tokens = {'clean': 'none', 'pad': None}
@@ -125,7 +125,7 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
 
 
 def _siglip_tokens(vocab: int, clean: str) -> dict:
-  """Returns how texts become tokens. SigLIP 2 uses Gemma's vocabulary of 256,000."""
+  """Returns the tokenizer's options. SigLIP 2 uses Gemma's vocabulary of 256,000."""
   gemma = vocab == 256_000
   return {'clean': 'siglip2', 'pad': 0} if gemma else {'clean': clean, 'pad': None}
 

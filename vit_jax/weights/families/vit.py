@@ -41,8 +41,8 @@ RESNET = table(
   _keep_names('block{i}/unit{j}/{rest}', 'head/{rest}'),
 )
 
-# Before Linen, Flax gave the modules of a block one sequence of numbers. All files of the
-# paper, AugReg and SAM have those names; newer files have ours.
+# Before Linen, Flax numbered the modules of a block in one sequence. All files of the paper,
+# AugReg and SAM have such names. Newer files have our names.
 GOOGLE = table(
   Rule(f'{BLOCK}/MultiHeadDotProductAttention_1/{{rest}}', f'{ATTENTION}/{{rest}}'),
   Rule(f'{BLOCK}/LayerNorm_2/{{rest}}', f'{BLOCK}/LayerNorm_1/{{rest}}'),
@@ -65,7 +65,7 @@ GOOGLE = table(
     f'{MAP}/{{rest}}',
   ),
   Rule('Transformer/pos_embedding', POSITIONS, only_load=True),
-  # Until 2022 big_vision kept the modules of the MAP head at the top.
+  # Until 2022 big_vision stored the modules of the MAP head at the top level.
   Rule('probe', f'{MAP}/probe', only_load=True),
   [
     Rule(f'{module}/{{rest}}', f'{MAP}/{module}/{{rest}}', only_load=True)
@@ -75,7 +75,7 @@ GOOGLE = table(
 )
 
 
-# Google's names, but positions are at the top, and the class token has none.
+# Google's names, but positions are at the top level, and the class token has no position.
 BIG_VISION = table(Rule('pos_embedding', POSITIONS), GOOGLE)
 
 
@@ -122,7 +122,8 @@ def _variations(flat: dict, heads: int, has) -> dict:
   Args:
     flat: the parameters.
     heads: the number of attention heads.
-    has: template of a name -> whether the first block has that parameter.
+    has: a function of a name's template that returns whether the first block has that
+      parameter.
   """
   query, key, _ = (has(f'{ATTENTION}/{name}/bias') for name in layers.QKV)
   final = '' if has('Transformer/encoder_norm/scale') else 'none'
@@ -202,7 +203,7 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 
 
 def infer_google(flat: dict) -> dict:
-  """Infers the fields of Google's models: without a table, positions are sine-cosine."""
+  """Infers the fields of Google's models, whose positions are sine-cosine without a table."""
   fields = infer(flat)
   if fields['posemb'] == 'none':
     fields['posemb'] = 'sincos2d'
@@ -225,7 +226,7 @@ def _google_config(fields, image_size, class_names) -> dict:
     'cls_token': None,
     'unit': False,
   }
-  # The arrays show these two kinds of blocks.
+  # These two kinds of blocks can be recognised from the arrays.
   if fields['block'] in ('parallel', 'branches'):
     published['block'] = fields['block']
   # The other classifiers have the same arrays, so the config must name them.
@@ -246,8 +247,8 @@ def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType
 
   Args:
     heads: the number of attention heads.
-    has_stages: whether a hybrid's ResNet has stages; otherwise it is a root alone.
-    fields: the model's fields, as far as names of arrays depend on them.
+    has_stages: whether a hybrid's ResNet has stages. Otherwise it is only a root.
+    fields: the fields of the model on which names of arrays depend.
   """
   pool, unit = f'{MAP}/MultiHeadDotProductAttention_0', 'block{s+1}/unit{u+1}'
   pool_heads = fields.get('map_heads') or heads
@@ -301,7 +302,7 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
       for j in (0, 1)
     ],
     layers.fuse_heads(f'{attention}.qkv', ATTENTION, heads),
-    # Where query heads share keys and values, a block has its own number of those.
+    # If query heads share keys and values, each block has its own number of key heads.
     [
       layers.split_heads(
         f'blocks.{i}.attn.{x[0]}_proj', f'{ATTENTION.format(i=i)}/{x}', n
@@ -380,8 +381,8 @@ def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
   """Returns posemb_tokens='patches' if the table has no row for the class token.
 
   Raises:
-    ValueError: the model is not the paper's, and the file has no name that timm knows.
-      Arrays do not show its activation, epsilon, pooling and rotary positions.
+    ValueError: if the model is not the paper's and timm does not know the file's name. Its
+      activation, epsilon, pooling and rotary positions do not follow from the arrays.
   """
   if 'classifier' not in facts.fields:  # timm does not know the name
     later = _variations(flat, fields['num_heads'], lambda x: x.format(i=0) in flat)
@@ -417,7 +418,7 @@ def _check_shapes(fields: dict, config: dict) -> None:
   }
   for key, (theirs, arrays) in sizes.items():
     if theirs not in (None, False, arrays):
-      raise ValueError(f'its config says {key}={theirs!r}, its arrays {arrays!r}')
+      raise ValueError(f'its config says {key}={theirs!r}, but its arrays {arrays!r}')
 
 
 def _big_vision_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
@@ -427,7 +428,7 @@ def _big_vision_positions(flat: dict, fields: dict, facts: configs.Facts) -> dic
 def _timm_fields(args: dict, name: str) -> dict:
   """Returns the fields of a timm model: options of its name, overridden by `args`.
 
-  Empties `args`, because every one of them is read.
+  All of `args` are read, so the dict is emptied.
   """
   usual, own = timm_names.options(name), dict(args)
   args.clear()
@@ -435,13 +436,13 @@ def _timm_fields(args: dict, name: str) -> dict:
   if usual is not None:
     shapes = ('num_classes', 'width', 'depth', 'mlp_dim', 'map_mlp_dim', 'patch_size')
     return {key: value for key, value in fields.items() if key not in shapes}
-  # A hybrid, or a file without a name that timm knows: the arrays show all but these.
+  # For hybrids and unknown names, all fields but these follow from the arrays.
   hidden = {'act', *(('num_heads',) if 'num_heads' in own else ())}
   hidden |= {'posemb_tokens'} if 'no_embed_class' in own else set()
   return {key: fields[key] for key in hidden}
 
 
-# `stem_blocks` -> timm's name of the hybrid. timm has a function per ResNet.
+# `stem_blocks` -> timm's name of the hybrid. timm has one function per ResNet.
 _HYBRIDS = {
   (): 'vit_tiny_r_s16_p8_224',
   (2, 2, 2, 2): 'vit_small_r26_s32_224',
@@ -479,7 +480,7 @@ def _timm_hybrid(fields) -> tuple[str, str, dict]:
   args = timm_options.write_vit(
     {key: fields[key] for key in (*_HYBRID, 'act', 'depth', 'posemb')}
   )
-  # Norm first, then the mean: timm's default is the other order.
+  # The norm comes before the mean. timm's default is the other order.
   args['fc_norm'] = False
   return architecture, args['global_pool'], args
 

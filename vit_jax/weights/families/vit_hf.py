@@ -1,9 +1,9 @@
 """Reads the ViTs of transformers into our `ViT`, and writes them.
 
 The model_type of a config selects a row of KINDS, which translates its keys to fields of
-`ViT`. A key that is absent has the default of its class. The config decides, because arrays
-show neither activation, epsilon nor rotary positions. If it contradicts the arrays, reading
-raises ValueError.
+`ViT`. A key that is absent has the default of its class. Fields come from the config, because
+activation, epsilon and rotary positions do not follow from the arrays. If the config
+contradicts the arrays, reading raises ValueError.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from vit_jax.weights.rename import Arrays, Rule, Table, add_bare_names, respell,
 
 # -- keys of configs and fields -------------------------------------------------------
 
-# Keys that stand for one field each.
+# Keys that correspond to one field.
 _FIELDS = {
   'hidden_size': 'width',
   'num_hidden_layers': 'depth',
@@ -39,7 +39,8 @@ _FIELDS = {
   'layerscale_value': 'layer_scale',
   'layer_scale_init_value': 'layer_scale',
 }
-# Key -> function from its value to that of the field, where the two differ; and back.
+# Key -> function that turns its value into the field's value, if these differ; below, the
+# inverse functions.
 _LOAD = {'patch_size': configs.pair, 'hidden_act': configs.activation}
 _LOAD |= dict.fromkeys(('layer_norm_eps', 'rms_norm_eps'), configs.epsilon)
 _LOAD |= {'layer_scale_init_value': lambda x: x or None}
@@ -48,8 +49,8 @@ _SAVE = {
   'hidden_act': lambda x: configs.HF_ACTS.get(x, x),
 }
 _SAVE |= {'layer_scale_init_value': lambda x: x or 0.0}
-# Keys -> (fields, {values of the keys: values of the fields}). Several keys, or fields, are
-# separated by spaces and have tuples of values.
+# Keys -> (fields, {values of the keys: values of the fields}). Several keys or fields are
+# separated by spaces, and their values are tuples.
 _CHOICES = {
   'qkv_bias': ('qkv_bias', {True: 'qkv', False: 'none'}),
   # In AIMv2 `qkv_bias` also decides about the projection after attention.
@@ -80,7 +81,7 @@ _CHOICES = {
 def _choices(keys) -> list[tuple]:
   """Returns the rows (keys, fields, values) of _CHOICES for a kind with these keys.
 
-  A row is left out if another one has all of its keys and more.
+  A row is left out if another row has all of its keys and further ones.
   """
   plural = lambda x: x if isinstance(x, tuple) else (x,)
   rows = {tuple(names.split()): row for names, row in _CHOICES.items()}
@@ -105,7 +106,7 @@ def _read_fields(kind: 'Kind', config: dict) -> dict:
       raise ValueError(f'{values} is unknown, expected one of {list(rows)}')
     fields |= zip(names, rows[theirs], strict=True)
   if 'mlp_ratio' in values:
-    # Only DINOv2 has this key. Its gated MLPs have two thirds of the width.
+    # Only DINOv2 has this key. A gated MLP has two thirds of the stated width.
     fields['mlp_dim'] = int(values['hidden_size'] * values['mlp_ratio'])
     if values['use_swiglu_ffn']:
       hidden = (int(fields['mlp_dim'] * 2 / 3) + 7) // 8 * 8
@@ -114,7 +115,7 @@ def _read_fields(kind: 'Kind', config: dict) -> dict:
 
 
 def _write_fields(kind: 'Kind', fields: dict) -> dict:
-  """Translates fields to a config. A key keeps its default if it lacks our value."""
+  """Translates fields to a config. A key that has no such value keeps its default."""
   config, same = dict(kind.keys), lambda x: x
   for key in config.keys() & _FIELDS.keys():
     config[key] = _SAVE.get(key, same)(fields[_FIELDS[key]])
@@ -142,7 +143,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     bare: whether names lack the prefix, as in a model without a head.
     flat: whether the patch embedding is a dense layer.
   """
-  # '-' and '--' stand for modules that the kind lacks: no array has such a name.
+  # '-' and '--' stand for modules that the kind lacks, because no array has such a name.
   names = {'cls': '-', 'registers': '-', 'positions': '-', 'gate': '-', 'scales': '--'}
   names, heads = names | kind.names, fields['num_heads']
   top = lambda name: f'{"" if bare else kind.prefix}{name}'
@@ -155,7 +156,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
   if fields.get('mlp') == 'swiglu' and 'gate' not in kind.names:  # DINOv2
     mlp = ('-', 'mlp.weights_out')
     packed = layers.join(inside('mlp.weights_in'), vit.GATED)
-  # The name of the head, and whether it has a bias. The first rule that fits is written.
+  # The name of the head -> whether it has a bias. The first rule that fits is used to write.
   ends = {'classifier': True, 'visual_projection': False}
   ends = sorted(ends, key=lambda name: ends[name] != fields.get('head_bias', True))
   ends.insert(0 if fields.get('classifier') == 'distilled' else 2, 'cls_classifier')
@@ -212,19 +213,19 @@ class Kind(NamedTuple):
   name: str  # common prefix of its classes, such as 'ViT'
   prefix: str  # prefix of the body's parameters, in models with a head
   names: dict[str, Any]  # names of those modules that differ between kinds
-  keys: dict[str, Any]  # keys of the config that are read -> their defaults
+  keys: dict[str, Any]  # the config's keys that are read, with their defaults
   fixed: dict[str, Any]  # fields that all of its models share
   # (suffix of a class, fields of its pooling and head) for each class.
   heads: list[tuple[str, dict]]
   # The published preprocessor_config.json, for files without one. None: unknown.
   processor: dict | None = None
   square: bool = False  # whether it takes square images only
-  # Leading axes of the mask token that the class requires. None: it requires none.
+  # Leading axes of the mask token that the class requires; None: no mask token.
   mask_token: list[int] | None = None
 
 
 def _kinds() -> dict[str, Kind]:
-  """Reads vit_hf.json. A row with a key `like` holds the differences to that row."""
+  """Reads vit_hf.json. A row with a key `like` holds only the differences from that row."""
   rows, kinds = json.loads(Path(__file__).with_suffix('.json').read_text('utf-8')), {}
   for kind, row in rows.items():
     usual = kinds[row.pop('like')]._asdict() if 'like' in row else {}
@@ -238,10 +239,10 @@ def _kinds() -> dict[str, Kind]:
   return kinds
 
 
-# The order counts: a model is written as the first kind that can express its fields.
+# The order matters: a model is written as the first kind that can express its fields.
 KINDS = _kinds()
 _NAFLEX = 'siglip2_vision_model'
-# Models of image and text; the config of the image tower is their 'vision_config'.
+# Models of image and text, whose 'vision_config' is the config of the image tower.
 _WHOLE = {'clip': 'clip_vision_model', 'siglip': 'siglip_vision_model'}
 _WHOLE |= {'siglip2': _NAFLEX}
 
@@ -264,13 +265,13 @@ def _inner(config: dict) -> tuple[str, dict]:
 
 
 def facts(config: dict, source: str) -> Facts:
-  """Reads a config, also that of a model of image and text."""
+  """Reads the config of a ViT, or of the image tower of a model of image and text."""
   if not config:
     return Facts({'act': 'gelu_erf'})
   name, inner = _inner(config)
   kind = KINDS[name]
   size = inner.get('image_size', 224)
-  if name == _NAFLEX:  # it takes any size: use that of its position table
+  if name == _NAFLEX:  # It takes any size. Use the size of its position table.
     size = math.isqrt(inner.get('num_patches', 256)) * inner.get('patch_size', 16)
   fields = _read_fields(kind, inner)
   return configs.hf_facts(config, fields, configs.pair(size), kind.processor)
@@ -281,17 +282,17 @@ def _read_rules(arrays: Arrays, facts: Facts) -> Table:
   return _rules(KINDS[name], facts.fields, flat=name == _NAFLEX)
 
 
-# Fields that arrays show, so that a config can contradict them.
+# Fields that follow from the arrays, which the config can therefore contradict.
 _SHOWN = ('patch_size', 'width', 'depth', 'mlp_dim', 'registers', 'qkv_bias', 'mlp')
 _SHOWN += ('dense_bias', 'patch_bias', 'norm', 'extra_norms', 'posemb', 'relpos')
 _SHOWN += ('final_norm',)
 
 
 def _find_head(flat: Arrays, fields: dict, facts: Facts) -> dict:
-  """Finds the pooling and the head by the arrays, and returns their fields.
+  """Returns the fields of pooling and head, which follow from the arrays.
 
   Raises:
-    ValueError: the config contradicts the arrays.
+    ValueError: if the config contradicts the arrays.
   """
   if not facts.config:
     return {}
@@ -302,7 +303,7 @@ def _find_head(flat: Arrays, fields: dict, facts: Facts) -> dict:
   for key in (*_SHOWN, 'layer_scale'):
     if key in from_config and from_config[key] != shown[key]:
       raise ValueError(
-        f'its config says {key}={from_config[key]!r}, its arrays {shown[key]!r}'
+        f'its config says {key}={from_config[key]!r}, but its arrays {shown[key]!r}'
       )
   name, _ = _inner(facts.config)
   has_head = 'head/kernel' in flat
@@ -322,12 +323,12 @@ def _find_head(flat: Arrays, fields: dict, facts: Facts) -> dict:
     )
     if from_arrays == of_class:
       return head
-  raise ValueError(f'no class of {name} has a head like that of its arrays')
+  raise ValueError(f'no class of {name} has the head that its arrays have')
 
 
 # -- writing --------------------------------------------------------------------------
 
-# Fields with several spellings for one model, which may be read back in another spelling.
+# Fields with several spellings for the same model. They may be read back in another one.
 _ALIKE = ('cls_token', 'posemb_tokens', 'map_heads', 'map_mlp_dim')
 
 
@@ -354,7 +355,7 @@ def _find_class(fields: dict) -> tuple[str, str, dict]:
   if differ:
     key = differ[0]
     raise ValueError(
-      f'hf ({name}) cannot express {key}={fields[key]!r}, but {theirs.get(key)!r}'
+      f'hf ({name}) cannot express {key}={fields[key]!r}, only {theirs.get(key)!r}'
     )
   return name, suffix, args
 
@@ -387,7 +388,7 @@ def _mask_token(flat: Arrays, fields: dict) -> Arrays:
 
 
 def _has_type(*kinds: str) -> Callable[[dict, str], bool]:
-  """Makes a test of a config: whether its model_type is one of `kinds`."""
+  """Returns a function that says whether a config's model_type is one of `kinds`."""
   return lambda config, file: config.get('model_type') in kinds
 
 
@@ -404,7 +405,7 @@ _FORMAT = Format(
   facts=facts,
   grid=vit.grid,
   conclude=_find_head,
-  # transformers antialiases in DINOv2 with registers only.
+  # Only in DINOv2 with registers does transformers antialias.
   resize=lambda f: 'bicubic' if f.get('posemb_tokens') == 'cls' else 'bicubic_plain',
   needs=('num_heads',),
 )

@@ -1,8 +1,8 @@
 """Reads ViTs from their authors' files: DINOv2, DINOv3, CLIP, MAE, EVA-02 and others.
 
-The arrays show widths, depth, registers, norms, gates and biases. They do not show the
-number of heads, the activation and rotary positions. Those are constants of the authors'
-code, follow from the name of a published file, or must be passed by the user.
+Widths, depth, registers, norms, gates and biases follow from the arrays. The number of heads,
+the activation and rotary positions do not. They are constants of the authors' code, follow
+from the name of a published file, or must be passed by the user.
 """
 
 import functools
@@ -22,21 +22,21 @@ from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
 from vit_jax.weights.formats import TRAINING, Fields, Format, Writer
 from vit_jax.weights.rename import Arrays, Rule, Table, nest_rules, respell, table
 
-# -- facts that published names give ----------------------------------------------------
+# -- facts from the names of published files ----------------------------------------------
 
 _CLIP_LEVELS = dict(zip(('mean', 'std'), pipelines.CLIP, strict=True))
 _HALF_LEVELS = {'mean': (0.5,) * 3, 'std': (0.5,) * 3}
-# Preprocessing in timm's keys. Mean and std are ImageNet's unless named. DINOv2, MAE and
-# DeiT crop the centre; CLIP keeps the largest square; DINOv3 and PE squash.
+# Preprocessing in timm's keys. Mean and std are ImageNet's unless stated. DINOv2, MAE and
+# DeiT crop the centre, CLIP keeps the largest square, and DINOv3 and PE squash the image.
 _CROPPED = {'interpolation': 'bicubic', 'crop_pct': 0.875}
 _WHOLE = {'interpolation': 'bicubic', 'crop_pct': 1.0}
 _SQUASHED = {'interpolation': 'bilinear', 'crop_pct': 1.0, 'crop_mode': 'squash'}
 
 
 def look_up(name: str) -> tuple[Fields, dict]:
-  """Looks up the name of a published file: (fields, preprocessing), both may be empty.
+  """Returns (fields, preprocessing) for the name of a published file. Both may be empty.
 
-  vit_originals.json holds regexes of names. The group of a regex selects the heads.
+  vit_originals.json holds regexes of names. The group of a regex selects the number of heads.
   """
   rows = json.loads(Path(__file__).with_suffix('.json').read_text('utf-8'))
   for regex, row in rows.items():
@@ -48,7 +48,7 @@ def look_up(name: str) -> tuple[Fields, dict]:
 
 
 def _facts(images: dict, image_size=None, **usual) -> Reader:
-  """Makes a Reader of facts: constants, overridden by the file's name, then our config.
+  """Makes a Reader of facts. The file's name overrides constants, our config both.
 
   Args:
     images: preprocessing, in the keys of `pipelines.read_timm`.
@@ -69,7 +69,7 @@ def _facts(images: dict, image_size=None, **usual) -> Reader:
 
 
 def _swiglu(theirs: str, gate='w1', value='w2', out='w3', packed='w12') -> Table:
-  """Makes the rules of a SwiGLU; its first two layers may be packed, gate first."""
+  """Makes the rules of a SwiGLU. Its first two layers may be one array, gate first."""
   return table(
     layers.dense(f'{theirs}.{gate}', f'{MLP}/gate'),
     layers.dense(f'{theirs}.{value}', f'{MLP}/Dense_0'),
@@ -79,9 +79,9 @@ def _swiglu(theirs: str, gate='w1', value='w2', out='w3', packed='w12') -> Table
 
 
 def _hide_key_bias(heads: int) -> t.Transform:
-  """[3 D], the biases of q, k and v -> those of q and v, because a mask hides that of k.
+  """Splits the biases [3 D] of q, k and v, and drops the bias of k, which a mask hides.
 
-  In a file the hidden third may hold anything, even NaN.
+  The hidden third of a file's array may have any values, even NaN.
   """
   joined = t.join(t.heads_bias(heads), 3)
   return t.Transform(
@@ -93,7 +93,7 @@ def _hide_key_bias(heads: int) -> t.Transform:
 def dino(heads: int, masked: bool) -> Table:
   """Makes the rules of DINOv2 and DINOv3.
 
-  Files of a training run have blocks in chunks, which are read too.
+  Files of a training run, which store blocks in chunks, can be read too.
 
   Args:
     heads: the number of attention heads.
@@ -189,10 +189,10 @@ def _infer(flat: Arrays) -> Fields:
 
 
 def _dino_tells(arrays: Arrays) -> Fields:
-  """Returns DINOv3's heads, and the base of its periods if it is not the formula's.
+  """Returns the number of DINOv3's heads, and its periods if no formula gives them.
 
   Raises:
-    ValueError: for a mask that hides other biases than those of the keys.
+    ValueError: if a mask hides other biases than those of the keys.
   """
   for name, x in arrays.items():
     if name.endswith('.qkv.bias_mask'):
@@ -293,7 +293,7 @@ def _config(fields, image_size, class_names) -> dict:
   if fields['extra_norms']:
     ours['fields']['act'] = fields['act']
   elif fields['layer_scale'] is None:
-    raise ValueError('authors can express layer_scale=None for CLIP only')
+    raise ValueError('authors can express layer_scale=None only for CLIP')
   else:
     configs.need(fields, 'authors', num_classes=(None,), patch_bias=(True,))
   if image_size[0] != image_size[1]:
@@ -342,7 +342,7 @@ def _write_rules(flat: Arrays, fields: Fields) -> Table:
 
 
 def _buffers(flat: Arrays, fields: Fields) -> Arrays:
-  """Returns DINO's mask token; for DINOv3 also the periods and the masks of biases."""
+  """Returns DINO's mask token, and for DINOv3 the periods and the masks of biases too."""
   if 'tokens' in fields['extra_norms']:
     return {}
   width = fields['width']
