@@ -162,7 +162,7 @@ def test_timm_names_have_the_parameters_of_timm(part):
       # tables of positions are counted by hand.
       number, size = in_tables(model.fields(), size), model.patch_size
       same = dict(act='gelu_erf', norm_eps=1e-6)
-      model = model.clone(posemb='none', relpos='none', **same)
+      model = model.change(posemb='none', relpos='none', **same)
     assert number + count(model, size) == parameters, name
 
 
