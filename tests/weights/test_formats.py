@@ -17,7 +17,7 @@ from tests.support.goldens import GOLDENS, TOLD, arrays_of, check, path_of
 from vit_jax import models, trees, weights
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import UserError
-from vit_jax.weights import adapt, export, formats, pipelines
+from vit_jax.weights import adapt, export, formats, pipelines, readers
 from vit_jax.weights.families import bit
 from vit_jax.weights.source import Source
 
@@ -222,6 +222,17 @@ def test_a_class_token_without_a_position_is_written_so(tmp_path):
     weights.read(path_of(name)), tmp_path / 'hf', 'hf'
   )  # with a row of zeros
   check(tmp_path / 'hf', name)
+
+
+def test_stacked_blocks_load_from_safetensors(tmp_path):
+  name = 'vit_bigvision_scan_tok'
+  raw = readers.read(path_of(name))
+  export.save(tmp_path / 'scanned.safetensors', raw.arrays, raw.config)
+  again = weights.read(tmp_path / 'scanned.safetensors')
+  flat = weights.read(path_of(name)).flat
+  assert again.flat.keys() == flat.keys()
+  for key, x in flat.items():
+    np.testing.assert_array_equal(again.flat[key], x, err_msg=key)
 
 
 def write_google(tmp_path, **fields):

@@ -34,6 +34,15 @@ def test_every_name_of_the_zoo_is_a_model_that_builds():
   assert len({entry.url for entry in zoo.ENTRIES.values()}) == len(zoo.ENTRIES)
 
 
+@pytest.mark.parametrize('wrong', [{'model': 'vit:Z/9'}, {'head_bias': 'no'}], ids=str)
+def test_a_wrong_model_is_an_error_before_arrays_are_read(monkeypatch, wrong):
+  path = GOLDEN / 'vit_google_token.npz'
+  header = weights.read_header(path)
+  monkeypatch.setattr(type(header), 'read', lambda self: pytest.fail('reads arrays'))
+  with pytest.raises(UserError):
+    vit_jax.load(path, **wrong)
+
+
 def test_a_name_of_the_zoo_is_in_the_cache(tmp_path, monkeypatch):
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
   place = tmp_path / 'storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz'

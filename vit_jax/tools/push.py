@@ -98,32 +98,32 @@ def write(args, folder: Path) -> dict:
   from vit_jax.train import metrics
   from vit_jax.weights import pipelines, read, runs, zoo
 
-  loaded = read(args.source, ema=args.ema, weights=args.weights)
-  to, params = _write(loaded, folder, args.format)
+  source = read(args.source, ema=args.ema, weights=args.weights)
+  to, params = _write(source, folder, args.format)
   run = runs.find(args.source)
-  config, results = _run(run[0], loaded.step) if run else ({}, {})
+  config, results = _run(run[0], source.step) if run else ({}, {})
   began = (config.get('weights') or {}).get('source') or args.source
   base = re.fullmatch(r'hf:([^@]+)(@.*)?', began)
   licence = zoo.find_licence(args.source)
-  size = loaded.usual_size()
+  size = source.usual_size()
   facts = {
     'repo': args.repo,
     'format': to,
     'library': _LIBRARIES[to],
-    'family': loaded.family,
+    'family': source.family,
     'variant': config.get('model', {}).get('variant'),
     'params': params,
     'size': size,
-    'pp': pipelines.build(loaded, size),
-    'classes': loaded.fields.get('num_classes'),
-    'class_names': loaded.class_names,
+    'pp': pipelines.build(source, size),
+    'classes': source.fields.get('num_classes'),
+    'class_names': source.class_names,
     'license': args.license or licence.name or UNKNOWN,
     'stated': bool(args.license),
     'origin': licence.origin and hide_folders(licence.origin),
     'base': base and base[1],
     'dataset': _dataset(config),
     'config': public(config),
-    'step': loaded.step,
+    'step': source.step,
     'results': results,
   }
   if config:
@@ -133,7 +133,7 @@ def write(args, folder: Path) -> dict:
   return record | {'source': args.source, 'folder': str(folder), 'to': to}
 
 
-def _write(loaded, folder: Path, to: str | None) -> tuple[str, int]:
+def _write(source, folder: Path, to: str | None) -> tuple[str, int]:
   """Writes the weights, and returns (format, number of parameters)."""
   from vit_jax import weights
 
@@ -141,9 +141,9 @@ def _write(loaded, folder: Path, to: str | None) -> tuple[str, int]:
   for name in [to] if to else FORMATS:
     try:
       if name != 'google':
-        return name, weights.write(loaded, folder, name)[1]
+        return name, weights.write(source, folder, name)[1]
       folder.mkdir(parents=True, exist_ok=True)
-      return name, weights.write(loaded, folder / 'model.npz', name)[1]
+      return name, weights.write(source, folder / 'model.npz', name)[1]
     except UserError as error:
       reasons[str(error)] = name
   if 'google' in reasons.values():

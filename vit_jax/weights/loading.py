@@ -77,18 +77,20 @@ def load(
   if model is not None and fields:
     raise UserError(f'model={model!r}: put {sorted(fields)} into its section.')
   header = read_header(source, variant=variant, ema=ema, weights=weights, **fields)
-  origin = header.read()
   if isinstance(tune, str):
-    origin = tuned.apply(origin, tune)
-  elif tune is not None:
-    origin = tuned.add_section(origin, tune)
+    # The file says which fields and which image size the weights were tuned with.
+    header = tuned.apply(header.read(), tune)
+  # A wrong model or field is an error before gigabytes of arrays are read.
   with name_source(source):
     if model is None:
-      built = models.build(origin.family, **origin.fields | fields)
+      built = models.build(header.family, **header.fields | fields)
     else:
       built = models.build(**{'name': model} if isinstance(model, str) else model)
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
-  size = tuple(size) if size else origin.usual_size()
+  size = tuple(size) if size else header.usual_size()
+  origin = header.read()
+  if isinstance(tune, dict):
+    origin = tuned.add_section(origin, tune)
   loaded = _place(origin, built, size, skip, resize)
   if origin.text is None or model or tune or 'num_classes' in fields:
     return loaded

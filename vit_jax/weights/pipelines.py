@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax.data.ops import registry
 from vit_jax.data.ops.arguments import size_pair
-from vit_jax.weights.source import Source
+from vit_jax.weights.source import Header
 
 # Pillow's filters by number. Pillow antialiases and rounds to integers.
 _RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic', 4: 'area'}
@@ -127,7 +127,7 @@ def value_range(mean, std) -> str:
   return f'value_range({low}, {high})'
 
 
-def find(source: Source) -> str | None:
+def find(source: Header) -> str | None:
   """Returns the pipeline of a source, or only its value range, or None.
 
   A source without a config may still have a known value range: every published ConvNeXt,
@@ -140,7 +140,7 @@ def find(source: Source) -> str | None:
   return value_range(MEAN, STD) if of_imagenet else None
 
 
-def build(source: Source, size: tuple[int, int], plain: bool = False) -> str:
+def build(source: Header, size: tuple[int, int], plain: bool = False) -> str:
   """Returns the evaluation pipeline of a source for images of a given size.
 
   For another size than the source's own, interpolation, crop ratio and crop mode do not

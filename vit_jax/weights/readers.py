@@ -13,7 +13,7 @@ import math
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,8 +53,19 @@ class _Stored:
   def __len__(self) -> int:
     return self.shape[0]
 
+  def __iter__(self) -> Iterator['_Stored']:
+    """Yields the rows; the first that is converted reads the whole array for all."""
+    read_all = functools.cache(self.load)
+    for i in range(len(self)):
+      row = functools.partial(_take_row, read_all, i)
+      yield _Stored(self.shape[1:], self.dtype, row)
+
   def __array__(self, dtype=None, copy=None) -> np.ndarray:
     return np.asarray(self.load(), dtype)
+
+
+def _take_row(read_all: Callable[[], np.ndarray], i: int) -> np.ndarray:
+  return read_all()[i]
 
 
 class Raw(NamedTuple):

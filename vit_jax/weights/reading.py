@@ -39,13 +39,7 @@ def read_header(
   if (run := runs.find(source)) is not None:
     folder, which = run
     return runs.read_header(
-      source,
-      folder,
-      which=which,
-      ema=ema,
-      weights=weights,
-      fields=fields,
-      fit_frozen=_fit_section,
+      source, folder, which=which, ema=ema, weights=weights, fields=fields
     )
   for key, value in (('ema', ema), ('weights', weights)):
     if value:
@@ -92,11 +86,6 @@ def fit_section(
   return taken, report.describe(source)
 
 
-def _fit_section(section: dict, model, image_size: tuple[int, int]) -> dict:
-  """Returns {name: array} of a model's variables from a run's section `weights`."""
-  return fit_section(from_section(**section), section, model, image_size)[0]
-
-
 # Fields of the head, and the dtype. A backbone takes them from the model around it.
 _OF_HEAD = ('num_classes', 'representation_size', 'head_bias_init', 'dtype')
 
@@ -136,8 +125,6 @@ class _FileHeader(Header):
 
   arrays: Mapping  # the model's arrays, under the file's names
   table: Table  # the table that renames them
-  shapes: dict[str, tuple[int, ...]]  # shapes of the parameters, under our names
-  unused: list[str]  # names of the other arrays
   text: families_text.TextArrays | None  # the arrays of a text tower
 
   def read(self) -> Source:
@@ -146,7 +133,7 @@ class _FileHeader(Header):
       arrays = {name: np.asarray(x) for name, x in self.arrays.items()}
       flat = formats.rename_arrays(arrays, self.table)
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
-    return self._add_arrays(flat, unused=self.unused, text=self.text)
+    return self._add_arrays(flat, text=self.text)
 
 
 def _read_file_header(source: str, variant: str | None, overrides: dict) -> _FileHeader:

@@ -53,9 +53,6 @@ class _RunHeader(Header):
   which: str | None  # the text after the @
   ema: bool
   weights: str | None  # new location of the frozen parameters, if they have moved
-  # A function of (section `weights`, model, image size) that returns the frozen parameters,
-  # {name: array}.
-  fit_frozen: Callable[[dict, Any, tuple[int, int]], dict]
 
   def read(self) -> Source:
     """Restores the step, and reads the frozen parameters from their own source."""
@@ -98,6 +95,9 @@ class _RunHeader(Header):
 
     The caller compares their fingerprints with those in the checkpoint.
     """
+    # `reading` imports this module.
+    from vit_jax.weights import reading
+
     moved = self.weights
     if not names:
       if moved:
@@ -105,7 +105,9 @@ class _RunHeader(Header):
       return {}
     section = self.config['weights'] | ({'source': moved} if moved else {})
     try:
-      return self.fit_frozen(section, self.model, self.image_size)
+      header = reading.from_section(**section)
+      taken, _ = reading.fit_section(header, section, self.model, self.image_size)
+      return taken
     except UserError as error:
       raise UserError(
         f'{error} {self.folder} has {len(names)} parameters of config.weights.source='
@@ -122,7 +124,6 @@ def read_header(
   ema: bool,
   weights: str | None,
   fields: dict,
-  fit_frozen: Callable,
 ) -> _RunHeader:
   """Returns the header of a run. The arguments are those of `load` and `_RunHeader`."""
   config = config_lib.read(folder)
@@ -145,7 +146,6 @@ def read_header(
     which=which,
     ema=ema,
     weights=weights,
-    fit_frozen=fit_frozen,
   )
 
 

@@ -28,6 +28,26 @@ class Header(abc.ABC):
   # The method by which the publisher's code resizes position embeddings, see
   # `adapt.RESIZERS`.
   resize: str = 'bilinear'
+  # Shapes of a file's parameters, under our names; {} for a run.
+  shapes: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+  # Names in the source that are not parameters of the model.
+  unused: list[str] = dataclasses.field(default_factory=list)
+
+  def usual_size(self) -> tuple[int, int]:
+    """Returns (H, W) of the source's images in pixels, 224 x 224 if it is unknown.
+
+    Raises:
+      UserError: if the size is unknown and the position embeddings depend on it.
+    """
+    if self.image_size:
+      return self.image_size
+    family = models.family(self.family, **self.fields)
+    if family.position in self.shapes:
+      raise UserError(
+        f'{self.source}: its position embeddings are not for square images: pass '
+        'image_size=(H, W).'
+      )
+    return 224, 224
 
   @abc.abstractmethod
   def read(self) -> 'Source':
@@ -45,8 +65,6 @@ class Source(Header):
   # Parameters and batch statistics in float32, under our names, see
   # `trees.flatten_variables`. Blocks are not stacked.
   flat: dict[str, np.ndarray]
-  # Names in the source that are not parameters of the model.
-  unused: list[str] = dataclasses.field(default_factory=list)
   step: int | None = None  # the step that was read from a run
   # The config's section `tune` if tuning added parameters, else {}.
   tune: dict = dataclasses.field(default_factory=dict)
@@ -64,22 +82,6 @@ class Source(Header):
     """Format and family, such as 'timm vit'; for a run also the step: 'run vit, step 500'."""
     step = '' if self.step is None else f', step {self.step}'
     return f'{self.format} {self.family}{step}'
-
-  def usual_size(self) -> tuple[int, int]:
-    """Returns (H, W) of the source's images in pixels, 224 x 224 if it is unknown.
-
-    Raises:
-      UserError: if the size is unknown and the position embeddings depend on it.
-    """
-    if self.image_size:
-      return self.image_size
-    family = models.family(self.family, **self.fields)
-    if family.position in self.flat:
-      raise UserError(
-        f'{self.source}: its position embeddings are not for square images: pass '
-        'image_size=(H, W).'
-      )
-    return 224, 224
 
 
 @contextlib.contextmanager
