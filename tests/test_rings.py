@@ -3,10 +3,11 @@
 import ast
 import json
 import os
+import re
 
 import pytest
 
-from tests.support import ROOT, commands
+from tests.support import ROOT, commands, naming
 from vit_jax import registry
 
 # The core's own tests of loading, predicting and inspecting, and of training.
@@ -69,6 +70,22 @@ def test_only_the_list_of_rings_names_them():
         if isinstance(name, str) and any(ring in name for ring in registry.RINGS):
           named.append((module, name))
   assert named == [('vit_jax.registry', ring) for ring in registry.RINGS]
+
+
+def test_every_table_of_the_core_is_listed():
+  tables = set()
+  for path in (ROOT / 'vit_jax').rglob('*.py'):
+    text = path.read_text(encoding='utf-8')
+    tables |= {*re.findall(r" = Registry\(\s*'([^']+)'", text)}
+  assert tables == {*registry.TABLES}
+
+
+def test_a_ring_that_misspells_a_table_is_an_error(tmp_path, monkeypatch):
+  (tmp_path / 'misspelt_ring.py').write_text("ENTRIES = {'tasks': {'a': 'b:c'}}")
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(registry, 'RINGS', ('misspelt_ring',))
+  with pytest.raises(ValueError, match=naming('misspelt_ring', "'tasks'", "'task'")):
+    registry.rings.__wrapped__()
 
 
 def test_an_installed_package_is_a_ring(tmp_path):

@@ -18,22 +18,54 @@ from typing import Any
 from vit_jax.errors import choose
 
 RINGS = ('vit_jax.detection', 'vit_jax.lab')
+# The tables of the core, by the keys that ENTRIES of a ring may have.
+TABLES = (
+  'model',
+  'loss',
+  'optimizer',
+  'decay',
+  'task',
+  'method of config.tune',
+  'source',
+  'target of a source',
+  'source of TFDS',
+  'op',
+  'evaluator type',
+  'format',
+  'start',
+  'command',
+  'figure',
+  'figure of runs',
+  'features of outputs',
+  'options of predict',
+  'part of predict',
+  'part of evaluate',
+  'part of a page',
+)
 # Installed packages declare rings of their own in this group of entry points.
 GROUP = 'vit_jax.rings'
 
 
 @functools.cache
 def rings() -> dict[str, dict[str, dict] | None]:
-  """Returns {module of a ring: its ENTRIES, or None if the ring is missing}."""
+  """Returns {module of a ring: its ENTRIES, or None if the ring is missing}.
+
+  Raises:
+    ValueError: for entries of a table that is not in TABLES.
+  """
   found: dict[str, dict[str, dict] | None] = {}
   others = importlib.metadata.entry_points(group=GROUP)
   for name in (*RINGS, *sorted(point.value for point in others)):
     try:
-      found[name] = importlib.import_module(name).ENTRIES
+      entries = importlib.import_module(name).ENTRIES
     except ModuleNotFoundError as error:
       if error.name != name:
         raise
-      found[name] = None
+      entries = None
+    for table in entries or {}:
+      if table not in TABLES:
+        raise ValueError(f'{name}: ENTRIES has {table!r}, expected one of {TABLES}')
+    found[name] = entries
   return found
 
 

@@ -52,6 +52,7 @@ PRESETS = {
     ('.*', 'fsdp'),
   ),
 }
+DEFAULT = 'fsdp'
 
 _Axis = Annotated[int, Range(-1, 2**20, why='-1: the devices that are left')]
 _Rules = list[
@@ -151,7 +152,7 @@ def resolve_rules(sharding) -> tuple:
   return tuple(map(tuple, sharding))
 
 
-def state_shardings(tree, mesh: Mesh, rules='fsdp'):
+def state_shardings(tree, mesh: Mesh, rules=DEFAULT):
   """Returns a tree of NamedSharding for an abstract state; scalars are replicated."""
   rules = resolve_rules(rules)
 
@@ -162,7 +163,7 @@ def state_shardings(tree, mesh: Mesh, rules='fsdp'):
   return trees.map_named(sharding, tree)
 
 
-def abstract(tree, mesh: Mesh, rules='fsdp'):
+def abstract(tree, mesh: Mesh, rules=DEFAULT):
   """Returns a tree of `jax.ShapeDtypeStruct` with their `state_shardings`."""
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),

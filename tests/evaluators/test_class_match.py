@@ -293,6 +293,10 @@ def test_classes_that_label_sets_number(evaluated, tmp_path):
     evaluator, metrics = evaluated(names, truth, logits, IMAGENET, **options)
     assert evaluator.match is None
     assert metrics['top1'] == pytest.approx(2 / 3)
+  with pytest.raises(UserError, match=naming("among='data'", 'needs class_map')):
+    evaluated(names, truth, logits, IMAGENET, among='data', **options)
+  with pytest.raises(UserError, match=naming("among='data'", 'without the classes')):
+    evaluated(names, truth, logits, None, among='data')
 
 
 # --- commands -----------------------------------------------------------------------

@@ -45,9 +45,11 @@ def _check_options(where: str, options: dict, data: dict) -> None:
 def _build(source, split, options, classes):
   if isinstance(source, str):
     return sources.build(source, split, classes=classes, **options)
-  _check_options('config.data.source_options', options, {'source': source})
-  if classes is not None:
-    subset.check_classes('config.data.classes', classes, {'source': source})
+  if options or classes is not None:
+    raise ValueError(
+      'a list of sources takes no source_options and classes: each part has its own '
+      "'options' and 'classes'"
+    )
   return mixture.build(source, split)
 
 

@@ -77,10 +77,14 @@ class Classification(OneSplit):
       labels is None or class_map or class_match.find_list(source.class_names or ())
     ):
       self.match, self.note = class_match.match(source, model, class_map, among)
-    elif class_map or among:
+    elif model is None and (class_map or among):
       raise UserError(
-        f'{class_map=}, {among=} need the classes of a model, and {among=} class_map '
-        f'beside {labels=}.'
+        f'{class_map=}, {among=}: without the classes of a model there is nothing to '
+        'match: leave them out.'
+      )
+    elif among:
+      raise UserError(
+        f'{among=} with {labels=} needs class_map, which says how classes are matched.'
       )
     columns = model.number if model else self.batches.num_classes
     columns = len(self.match.columns) if self.match else columns

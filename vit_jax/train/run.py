@@ -88,6 +88,7 @@ def train(
       saved.check_structure(abstract, initial)
     # An error until here has left an older run's files as they were.
     enter(status.record_failure(workdir, saved))
+    # Again, inside of `record_failure`, which then records the error that the user sees.
     enter(folder.explain_errors(workdir))
     metrics.write_json(workdir / 'config.json', config)
     params = trainer.abstract_params

@@ -86,7 +86,9 @@ def sections(
   tune: Annotated[dict, Named(tune.METHODS, 'method')] = {'method': 'full'},
   task: Annotated[dict, _check_task] = {'name': tasks.DEFAULT},
   mesh: Annotated[dict, Section(sharding.make_mesh, provided=('devices',))] = {},
-  sharding: Annotated[str | list[tuple[str, object]], _check_sharding] = 'fsdp',
+  sharding: Annotated[
+    str | list[tuple[str, object]], _check_sharding
+  ] = sharding.DEFAULT,
   evals: dict[str, Annotated[dict, _check_evaluation]] = {},
   checkpoint: Annotated[dict, _CHECKPOINT] = {},
   log: Annotated[dict, Section(loggers.Log)] = {},

@@ -71,7 +71,7 @@ class Trainer:
     self._init = init
     state = jax.eval_shape(init, self._init_key, {})
     self.abstract_state: State = sharding.abstract(
-      state, mesh, config.get('sharding', 'fsdp')
+      state, mesh, config.get('sharding', sharding.DEFAULT)
     )
     self.step = make_step(self.task, self.optimizer, on_device, key)
 
