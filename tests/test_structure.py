@@ -211,6 +211,22 @@ def test_models_do_not_import_one_another():
     assert not others, f'{path.name} imports {others}: share it through nn/'
 
 
+def test_tests_patch_no_private_names_and_import_no_other_tests():
+  patches = re.compile(
+    r"(?:setattr|patch\.object|patch)\([^)]*'_(?!exit|_)\w"
+    r'|^\s*(?!self)[\w.]+\._[a-z]\w* = '
+  )
+  wrong = []
+  for path in sorted((ROOT / 'tests').rglob('*.py')):
+    name = path.relative_to(ROOT)
+    for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1):
+      if patches.search(line):
+        wrong.append(f'{name}:{number} patches a private name: {line.strip()}')
+      if re.match(r'\s*(?:from|import) tests(?!\.support\b| import support\b)', line):
+        wrong.append(f'{name}:{number} imports another test: {line.strip()}')
+  assert not wrong, '\n'.join(wrong)
+
+
 def test_folders_with_code_are_packages():
   # find_packages would leave the others out of an installed vit_jax.
   for path in PACKAGE.rglob('*.py'):

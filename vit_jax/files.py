@@ -24,7 +24,7 @@ SCHEME = 'gs://'
 # A request to a bucket is repeated after this many seconds without a byte.
 _SILENCE = 60
 # Seconds to wait for the first answer; gcsfs itself would try for two minutes.
-_FIRST = 12
+FIRST_ANSWER = 12
 
 # TensorStore and google-cloud-cpp name absl's status codes in their errors; gcsfs raises
 # its own errors and those of the packages it uses.
@@ -204,12 +204,12 @@ def _check_answers(url: str) -> None:
   import urllib.error
   import urllib.request
 
-  why = [f'none in {_FIRST} s']
+  why = [f'none in {FIRST_ANSWER} s']
 
   def ask():
     try:
       with contextlib.suppress(urllib.error.HTTPError):
-        urllib.request.urlopen(url, timeout=_FIRST).close()
+        urllib.request.urlopen(url, timeout=FIRST_ANSWER).close()
       why.clear()
     except (OSError, ValueError) as error:
       why[0] = str(getattr(error, 'reason', error))
@@ -217,7 +217,7 @@ def _check_answers(url: str) -> None:
   # Ask in a thread, because without a network the name server may exceed any timeout.
   thread = threading.Thread(target=ask, daemon=True)
   thread.start()
-  thread.join(_FIRST)
+  thread.join(FIRST_ANSWER)
   if why:
     raise Unreachable(f'{url} does not answer ({why[0]}), so no gs:// can be read.')
 

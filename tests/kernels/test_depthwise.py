@@ -20,7 +20,7 @@ from vit_jax.nn.stack import remat_policy
 
 @pytest.fixture(autouse=True)
 def _no_map_is_small(monkeypatch):
-  monkeypatch.setattr(kernels, '_SMALL', 0)
+  monkeypatch.setattr(kernels, 'SMALL', 0)
 
 
 def plain(x, kernel, stride=1, padding=((1, 1), (1, 1))):
@@ -56,7 +56,7 @@ def assert_close(results, expected):
   ],
 )
 def test_values_and_gradients(shape, kernel, stride, padding, monkeypatch):
-  monkeypatch.setattr(kernels, '_BLOCK', 4)  # several blocks, and some beyond the map
+  monkeypatch.setattr(kernels, 'BLOCK', 4)  # several blocks, and some beyond the map
   x, kernel = normal(*shape), normal(*kernel, 1, shape[-1])
   geometry = dict(stride=stride, padding=padding)
   expected, results = (

@@ -62,8 +62,7 @@ def test_cpus_divide_last_where_no_derivative_is_taken():
 
 
 def test_attention_of_a_platform_is_chosen_when_lowered(monkeypatch):
-  monkeypatch.setattr(attention, '_has_cudnn', lambda: True)
-  monkeypatch.setattr(attention, '_cudnn', lambda q, k, v: jnp.cbrt(v))
+  monkeypatch.setattr(attention, 'cudnn', lambda q, k, v: jnp.cbrt(v))
   x = jax.ShapeDtypeStruct((2, 6, 4, 16), jnp.bfloat16)
   loss = lambda q, k, v: attend(q, k, v).astype(jnp.float32).sum()
   step = jax.jit(jax.grad(loss, (0, 1, 2))).trace(x, x, x)
@@ -90,7 +89,7 @@ def test_the_kernel_of_gpus_is_given_even_lengths(lengths, monkeypatch):
   N, S = lengths
   arrays = normal(2, N, 3, 8), normal(2, S, 3, 8), normal(2, S, 3, 8)
   results = []
-  for function in (attention._cudnn, attention._plain):
+  for function in (attention.cudnn, attention._plain):
 
     def derived(*arrays, function=function):
       y, pullback = jax.vjp(function, *arrays)
@@ -102,7 +101,7 @@ def test_the_kernel_of_gpus_is_given_even_lengths(lengths, monkeypatch):
     np.testing.assert_allclose(result, expected, atol=1e-5)  # float32
   assert calls == [(N + N % 2, S + S % 2)]
   calls.clear()  # Without a derivative it takes any length.
-  result = jax.jit(attention._cudnn)(*arrays)
+  result = jax.jit(attention.cudnn)(*arrays)
   np.testing.assert_allclose(result, attention._plain(*arrays), atol=1e-5)
   assert calls == [lengths]
 

@@ -120,7 +120,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def server(cache, monkeypatch):
   """Puts the bad server in place of every host; returns the list of its requests."""
-  real, requests = download._open, []
+  real, requests = download.open_url, []
   with bad_server.serving() as address:
 
     def local(url, timeout):
@@ -130,8 +130,8 @@ def server(cache, monkeypatch):
       query = f'?{parts.query}' if parts.query else ''
       return real(f'{address}/{path}{query}', timeout=timeout)
 
-    monkeypatch.setattr(download, '_open', local)
-    monkeypatch.setattr(download, '_TIMEOUT', bad_server.STALL)
+    monkeypatch.setattr(download, 'open_url', local)
+    monkeypatch.setattr(download, 'TIMEOUT', bad_server.STALL)
     yield requests
 
 
@@ -176,7 +176,7 @@ def test_the_query_is_part_of_the_name(server):
 
 
 def test_a_download_without_a_length_has_a_bound(server, cache, monkeypatch):
-  monkeypatch.setattr(download, '_MOST', 5000)
+  monkeypatch.setattr(download, 'MOST', 5000)
   assert download.locate('gs://b/whole.npz')
   with pytest.raises(UserError, match=naming('more than 5,000 bytes')):
     download.locate('gs://b/without a length.npz')
@@ -209,7 +209,7 @@ def test_odd_urls_are_one_line(cache, monkeypatch, url):
   def refuse(url, timeout):
     raise urllib.error.URLError('no network here')
 
-  monkeypatch.setattr(download, '_open', refuse)
+  monkeypatch.setattr(download, 'open_url', refuse)
   with pytest.raises(UserError) as caught:
     weights.read(url)
   assert '\n' not in str(caught.value)
@@ -252,11 +252,11 @@ def test_a_file_and_a_folder_come_from_a_bucket(
 
 
 def test_without_a_network_a_bucket_is_one_line_at_once(monkeypatch):
-  gcsfs = pytest.importorskip('gcsfs')
-  monkeypatch.setattr(files, '_FIRST', 0.2)
+  pytest.importorskip('gcsfs')
+  monkeypatch.setattr(files, 'FIRST_ANSWER', 0.2)
   with socket.create_server(('127.0.0.1', 0)) as silent:
     port = silent.getsockname()[1]
-    monkeypatch.setattr(gcsfs.core, '_location', lambda: f'http://127.0.0.1:{port}')
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://127.0.0.1:{port}')
     with pytest.raises(Unreachable, match=naming(port, 'does not answer')):
       files.filesystem.__wrapped__()
   with pytest.raises(Unreachable, match=naming(port, 'refused')):

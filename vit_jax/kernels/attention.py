@@ -144,9 +144,9 @@ def _kernel(query, key, value, bias) -> Callable | None:
     return None
   head = query.shape[-1]
   # cuDNN supports such head sizes on every GPU.
-  supported = bias is None and head % 8 == 0 and head <= 128 and _has_cudnn()
+  supported = bias is None and head % 8 == 0 and head <= 128 and _can_write(cudnn)
   if supported and allows('cudnn_attention', attend, *arrays):
-    return functools.partial(lax.platform_dependent, cuda=_cudnn, default=_plain)
+    return functools.partial(lax.platform_dependent, cuda=cudnn, default=_plain)
   return None
 
 
@@ -193,19 +193,19 @@ def _cudnn_of(query, key, value, **lengths):
 
 # JAX 0.10.2 to 0.12.0 raise an error if cuDNN's attention of an odd length, such as 197
 # tokens, is differentiated. Without a derivative it takes any length.
-_cudnn = jax.custom_vjp(_cudnn_of)
-_cudnn.defvjp(
+cudnn = jax.custom_vjp(_cudnn_of)
+cudnn.defvjp(
   lambda *arrays: jax.vjp(_pad_to_even_length, *arrays),
   lambda vjp, gradient: vjp(gradient),
 )
 
 
 @functools.cache
-def _has_cudnn() -> bool:
+def _can_write(kernel: Callable) -> bool:
   """Whether JAX's CUDA plugin is installed, so that programs can contain cuDNN's kernel."""
   x = jax.ShapeDtypeStruct((1, 2, 1, 64), jnp.bfloat16)
   try:
-    jax.eval_shape(_cudnn, x, x, x)
+    jax.eval_shape(kernel, x, x, x)
   except RuntimeError:
     return False
   return True

@@ -12,10 +12,10 @@ from vit_jax.kernels import CONVOLVED, choose_by_platform
 
 # For maps with fewer elements per image CPUs use XLA's convolution too. It takes less than a
 # millisecond an image then, and many shifted products would take longer to compile.
-_SMALL = 4096
+SMALL = 4096
 # Products per step of the kernel's gradient. A larger number takes longer to compile. With a
 # smaller number the sum is written to memory more often.
-_BLOCK = 28
+BLOCK = 28
 
 
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
@@ -34,7 +34,7 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Arra
     [B, h, w, C] in the dtype of x, with h = (H + top + bottom - kh) // stride + 1 and w in
     the same way. CPUs sum in float32 or wider.
   """
-  if math.prod(x.shape[1:]) < _SMALL:
+  if math.prod(x.shape[1:]) < SMALL:
     return _plain(x, kernel, stride, padding)
   y = _depthwise(x, kernel, stride, tuple(map(tuple, padding)))
   return checkpoint_name(y, CONVOLVED)
@@ -134,8 +134,8 @@ def _kernel_gradient(x, dy, size, stride, padding):
   """Returns the kernel's gradient [kh, kw, 1, C]: windows of x times dy, summed by blocks."""
   B, h, w, C = dy.shape
   kh, kw = size
-  width = -(-w // -(-w // _BLOCK))
-  height = min(h, max(1, _BLOCK // width))
+  width = -(-w // -(-w // BLOCK))
+  height = min(h, max(1, BLOCK // width))
   rows, columns = -(-h // height), -(-w // width)  # blocks down and across
   ends = rows * height, columns * width
   dy = _pad(dy, ((0, ends[0] - h), (0, ends[1] - w)))

@@ -16,9 +16,9 @@ from vit_jax import errors, files, terminal
 from vit_jax.errors import DiskFull, NotAllowed, UserError, disk_is_full, one_line
 from vit_jax.weights import readers
 
-_TIMEOUT = 15  # seconds to wait for the next byte
+TIMEOUT = 15  # seconds to wait for the next byte
 # Maximum bytes of a download whose length the server does not state; bytes read at once.
-_MOST, _BLOCK = 2**35, 2**20
+MOST, _BLOCK = 2**35, 2**20
 _PUBLIC = 'storage.googleapis.com/'  # the host of objects in public buckets
 # README.md is the card, which states the licence. Vocabularies are .json or .model.
 _HUB_FILES = ('*.json', '*.safetensors', '*.model', 'README.md')
@@ -34,7 +34,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-_open = urllib.request.build_opener(_Redirects).open
+open_url = urllib.request.build_opener(_Redirects).open
 
 
 def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
@@ -138,14 +138,14 @@ def _copy_http(source: str, path: Path) -> None:
   url = source
   if source.startswith('gs://'):
     url = f'https://{_PUBLIC}{urllib.parse.quote(source.removeprefix("gs://"))}'
-  with _open(url, timeout=_TIMEOUT) as answer, path.open('wb') as file:
+  with open_url(url, timeout=TIMEOUT) as answer, path.open('wb') as file:
     length = answer.headers.get('Content-Length')
     total = int(length) // _BLOCK if (length or '').isdecimal() else None
     blocks = iter(lambda: answer.read(_BLOCK), b'')
     for block in terminal.progress(blocks, total, path.name, 'MiB'):
       file.write(block)
-      if total is None and file.tell() > _MOST:
-        raise OSError(f'received more than {_MOST:,} bytes, without a stated length')
+      if total is None and file.tell() > MOST:
+        raise OSError(f'received more than {MOST:,} bytes, without a stated length')
     size = file.tell()
   if length is not None and length != str(size):
     raise OSError(f'received {size} of {length} bytes')
