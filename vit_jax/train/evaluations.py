@@ -24,7 +24,7 @@ class Evaluation:
   use_ema: bool  # whether to evaluate the average of the parameters
 
   def is_due(self, step: int, total_steps: int) -> bool:
-    """Whether it follows this many steps."""
+    """Whether the evaluation runs after this many steps."""
     at_period = bool(self.every) and step % self.every == 0
     return step > 0 and (step == total_steps or at_period)
 
@@ -46,7 +46,7 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
       raise Preempted('Stopped during an evaluation.')
 
   evaluations, num_classes, model = {}, config['model']['num_classes'], None
-  if num_classes is None:  # no head: the number of the data
+  if num_classes is None:  # Without a head, it is the number of the data.
     num_classes = config['data'].get('num_classes')
   else:
     model = class_match.Classes(class_names(config), num_classes)
@@ -85,9 +85,9 @@ def class_names(config: dict) -> list[str] | None:
 
 
 def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool):
-  """Raises UserError for images of another shape than in training.
+  """Raises UserError if images have another shape than in training.
 
-  Another size is allowed if the model takes any.
+  Another size is allowed if the model takes images of any size.
   """
   trained = config['resolved']['image_shape']
   for name, section in config['evals'].items():
@@ -96,32 +96,32 @@ def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool
     shape = list(evaluations[name].evaluator.batches.spec['image'].shape[1:])
     if shape != trained and not (any_size and shape[-1] == trained[-1]):
       raise UserError(
-        f'config.evals.{name}.data.pp gives images {shape}, config.data.pp {trained}: '
-        'this model takes one shape only.'
+        f'config.evals.{name}.data.pp gives images {shape}, but config.data.pp {trained}: '
+        'this model takes only one shape.'
       )
 
 
 def write_predictions(workdir: Path, name: str, step: int, answers: dict | None):
-  """Replaces an evaluation's part of predictions.npz; the first process writes.
+  """Replaces an evaluation's part of predictions.npz. Only the first process writes.
 
   Args:
-    answers: its evaluator's `predictions`; None if it keeps none.
+    answers: the evaluator's `predictions`; None if the evaluator does not store them.
   """
   if answers is None or not distributed.is_first():
     return
   try:
     parts = predictions.read(workdir)
-  except UserError:  # damaged: written anew
+  except UserError:  # The file is damaged and is written anew.
     parts = {}
   parts[name] = {'step': np.int64(step), **answers}
   files.replace(workdir / predictions.FILE, predictions.pack(parts))
 
 
 def stop_reason(config: dict, rows: list[dict]) -> str:
-  """Returns why a run with these rows stops early, or '' where it goes on.
+  """Returns why a run with these rows stops early, or '' if it goes on.
 
-  It depends on the rows up to a step alone: a run that was interrupted stops at the same
-  step as one that was not.
+  The decision at a step depends only on the rows up to that step, so that an interrupted run
+  stops at the same step as one without interruption.
   """
   key, patience = (config['checkpoint'].get(k) for k in ('best', 'patience'))
   if patience is None:

@@ -20,9 +20,9 @@ def count(fn: Callable, *args) -> int:
     args: arrays or `jax.ShapeDtypeStruct`, in any tree.
 
   Raises:
-    NotImplementedError: if the shapes do not say: for a matrix product within a `while`
-      loop, whose number of turns is unknown, a foreign kernel, or a Pallas kernel without a
-      `cost_estimate`.
+    NotImplementedError: if the number does not follow from the shapes. This is so for a
+      matrix product within a `while` loop, whose number of iterations is unknown, for a
+      foreign kernel, and for a Pallas kernel without a `cost_estimate`.
   """
   return count_jaxpr(jax.make_jaxpr(fn)(*args).jaxpr)
 
@@ -30,9 +30,9 @@ def count(fn: Callable, *args) -> int:
 def exa_training(forward: float, examples: float) -> float:
   """Returns the exaFLOPs of training on `examples` examples (epochs x data set size).
 
-  A backward pass costs two forward passes: one product for the gradient of the inputs, one
-  for that of the weights. So training costs 3 x forward, which reproduces Table 6 of the ViT
-  paper.
+  A backward pass costs as much as two forward passes, because each layer has a product for
+  the gradient of its inputs and one for the gradient of its weights. Training therefore costs
+  3 x forward, which reproduces Table 6 of the ViT paper.
   """
   return 3 * forward * examples / 1e18
 

@@ -24,7 +24,7 @@ IDS = 'loggers.json'
 
 
 class TensorBoard:
-  """Writes event files in the run's folder, with clu, or without TensorFlow with TensorBoard.
+  """Writes event files in the run's folder: by clu, or without TensorFlow by TensorBoard.
 
   A run that was killed may have written events past the step where it resumes. A session log
   tells TensorBoard to drop them.
@@ -139,9 +139,9 @@ class Log:
   profile: bool = False
   # Whether `vit_jax train` writes WORKDIR/report.html at the end.
   report: bool = True
-  # A project.
+  # The name of a project.
   wandb: Annotated[str | None, _check_installed] = None
-  # An experiment.
+  # The name of an experiment.
   mlflow: Annotated[str | None, _check_installed] = None
 
 

@@ -1,4 +1,4 @@
-"""The loop of a run: steps, looks at metrics, evaluates, saves and stops."""
+"""The loop of a run: it steps, records metrics, evaluates, saves and stops."""
 
 import time
 from collections import deque

@@ -30,7 +30,8 @@ def larger_is_better(
     asked_by: the option that names the number, for errors.
 
   Raises:
-    UserError: for an unknown source, or a number without a better direction.
+    UserError: for an unknown source, or for a number of which neither larger nor smaller
+      values are better.
   """
   source, _, name = key.partition('/')
   where = f'source of the metric {asked_by}'

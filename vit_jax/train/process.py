@@ -170,7 +170,7 @@ def watch_peers() -> Iterator[None]:
 def settle(error: Exception) -> None:
   """Waits until JAX would have reported a dead peer as the cause of `error`.
 
-  A collective fails at once where a peer dies; JAX reports it, and aborts, later.
+  If a peer dies, a collective fails at once. JAX reports the death, and aborts, later.
   """
   global _exit_code, _patience
   if isinstance(error, RunError):

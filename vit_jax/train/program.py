@@ -41,7 +41,7 @@ Exit codes:
 _LONGEST = 100
 _FLAGS = ('--config', '--workdir', '--distributed')
 
-# Not empty once a write has failed for good.
+# It is not empty after a write has failed for good.
 _cut_off: list[bool] = []
 
 

@@ -1,4 +1,4 @@
-"""Changes of a config between a run and its continuation: refused, allowed, neutral."""
+"""Decides which changes of a config between a run and its continuation are allowed."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ NEUTRAL += ('data.workers', 'data.max_bad_fraction', 'model.remat')
 
 
 def read_older(workdir: Path) -> dict | None:
-  """Returns the config of the run that a folder holds; None where it has no checkpoint.
+  """Returns the config of the run that a folder holds; None if it has no checkpoint.
 
   If config.json is missing or damaged, the copy in the checkpoints takes its place.
 
@@ -41,7 +41,7 @@ def complete(config: dict, older: dict) -> dict:
   """Fills in the model and the pixels that the older run took from its weights."""
   taken = older['resolved']
   keys = taken.get('inferred', older['model'])
-  if 'name' in config['model']:  # the weights told the backbone alone
+  if 'name' in config['model']:  # Only the backbone came from the weights.
     keys = {'backbone'} & {*taken.get('inferred', ())}
   if inferred := {key: older['model'][key] for key in keys if key in older['model']}:
     config = schema.fill_model(config, inferred)
@@ -63,7 +63,7 @@ def refuse_changes(config: dict, older: dict, workdir: Path) -> None:
     if pair[0] != pair[1]:
       changed[f'data.{key}'] = pair
   allowed = [*NEUTRAL, *config['resume_allow']]
-  if config['tune']['method'] != 'full':  # frozen parameters are checked bit by bit
+  if config['tune']['method'] != 'full':  # Frozen parameters are compared bit by bit.
     allowed.append('weights.source')
   refused = {
     key: pair

@@ -105,7 +105,7 @@ def train(
     status.record_start(
       workdir, int(state.step), command, params, abstract.params, temp_bytes, fused
     )
-    del header, initial  # the state has its own copy
+    del header, initial  # The state has a copy of its own.
     mfu = trainer.utilisation()
     loop = Loop(config, workdir, state, trainer.task, saved, evals, stop, mfu)
     stack.callback(loop.record.close)
@@ -119,8 +119,8 @@ def _complete(
   """Fills in the model and the pixels that a config leaves to its weights.
 
   Args:
-    older: the config of the run that this one resumes. It has what was taken from the
-      weights, which need not be there any more.
+    older: the config of the run that this one resumes. It has the model and the pixels that
+      were taken from the weights, so these need not exist any more.
 
   Returns:
     (config, header of the weights that a new run starts from, lines on the pixels).
@@ -142,8 +142,8 @@ def _complete(
 def _choose_kernels(config: dict, workdir: Path | None, trainer: Trainer) -> dict:
   """Returns the fused kernels to use and their record, see `status.record_start`.
 
-  A run that resumes on devices of the same kind takes those of its last start: a choice
-  by time may fall differently, and would change the last bits of its numbers.
+  A run that resumes on devices of the same kind takes the kernels of its last start. A new
+  choice by measured time may be another one, and would change the last bits of its numbers.
   """
   last = status.read_starts(workdir)[-1:] if workdir else []
   if config['kernels'] == 'auto' and last:
@@ -164,7 +164,8 @@ def _check_files(workdir: Path) -> None:
     right = path.is_dir() if name == 'checkpoints' else path.is_file()
     if path.exists() and not right:
       raise UserError(
-        f'{path} is not what a run writes there: move it away, or use another --workdir.'
+        f'{path} is not what a run writes under this name: move it away, or use another '
+        '--workdir.'
       )
 
 
@@ -183,8 +184,8 @@ def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
     bad_log=workdir / 'bad_images.jsonl',
     **sharding.host_of_batch(mesh),
   )
-  # With other files, or the same in another order, each host would take its share of a
-  # different data set. Installed packages matter: they decide which files are images.
+  # If hosts had other files, or the same files in another order, each would take its share of
+  # a different data set. Installed packages matter too: they decide which files are images.
   digits = int(data.fingerprint[:7], 16)
   if not distributed.agree(distributed.broadcast_first(digits) == digits):
     raise UserError(
@@ -203,7 +204,7 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
     num_classes = config['model'].get('num_classes', of_data)
     if num_classes is None:
       raise UserError(
-        f'Set config.model.num_classes: {config["data"]["source"]!r} does not tell it.'
+        f'Set config.model.num_classes, which {config["data"]["source"]!r} does not give.'
       )
     if num_classes < of_data:
       raise UserError(
@@ -260,7 +261,7 @@ def _read_weights(header, model, config, frozen) -> dict:
     *size, channels = config['resolved']['image_shape']
     if channels != header.channels:
       raise UserError(
-        f'{header.source} is of {header.channels}-channel images, config.data.pp '
+        f'{header.source} takes {header.channels}-channel images, but config.data.pp '
         f"gives {channels}: begin it with 'decode({header.channels})'."
       )
     initial, report = weights.fit_section(header, config['weights'], model, tuple(size))
