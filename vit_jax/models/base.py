@@ -37,10 +37,18 @@ class Family:
 
   Attributes:
     model: the Linen module's class, which has every field of the family.
-    plain: a class with fewer fields for models that set none of the others; None: there is
-      no such class. `model.is_plain` says whether a model is of this kind.
+    class_of: a function of the fields that returns the class of a model with these fields:
+      `model`, or a base of it that lacks some fields; None: always `model`.
+
+  Names of models:
     variant: a function that maps a name such as 'B/16' to fields of `model`. It raises
       UserError for an unknown name.
+    published: ((regex, function), ...), the names under which others publish models. The
+      function takes the regex's groups and returns (variant or None, fields), or None if
+      there is no such name. The names come without the tag after their dot.
+    tiny: fields of models that run in milliseconds and have every part, for tests.
+
+  Blocks and their depth:
     blocks: regex of the parameters of the repeated blocks. Its named groups are `block`,
       the path up to the block's number; `layer`, that number, which is absent if a scan has
       stacked the layers in a leading axis; and `stage` in models with several stages.
@@ -48,29 +56,31 @@ class Family:
       `before` nor `blocks` follow the last block.
     transitions: regex of the parameters between two stages. They count as part of the
       stage that they lead to, which its named group `stage` gives.
+
+  Tuning and optimizers:
     matrices: ((regex, (input axes, output axes)), ...), the parameters of blocks that act
       as matrices. Axes are counted from the end.
     branch_ends: regex of the modules whose output is the last branch of a block.
     prompts: keys of `tune.vpt.WHERE`, the places that prompts may have, the usual one first.
-    stems: possible names of the first kernel [h, w, C, ...]. The first name that exists is
-      used.
+
+  Images of other sizes, and parameters that are resized for them:
     positions: ((regex, axes), ...), the learned position tables [1, N, D], not stacked, that
       are resized for other grids. Their rows stand for positions of the grid ('hw', after
       rows for other tokens), for its rows ('h') or for its columns ('w').
+    position: name of the position table before the first block, or None.
     offsets: regex of the learned tables of offsets that are resized for other sizes:
       [2 h - 1, 2 w - 1, M] for a window of h x w, or [2 n - 1, Dh] for one side of a map.
     pairs: regex of the learned tables [(2 h - 1) (2 w - 1) + r, M] that are resized for
       another grid: one row for each offset of two patches of a grid (h, w), and r more rows.
-    position: name of the position table before the first block, or None.
+    stems: possible names of the first kernel [h, w, C, ...]. The first name that exists is
+      used.
     patches: name of a patch kernel that can be resized to other patches, or None.
     stride: a function of the fields that returns the pixels per position of the last
       features, down and across.
     any_size: a function of the fields that returns whether one set of parameters serves
       images of any size.
-    published: ((regex, function), ...), the names under which others publish models. The
-      function takes the regex's groups and returns (variant or None, fields), or None if
-      there is no such name. The names come without the tag after their dot.
-    tiny: fields of models that run in milliseconds and have every part, for tests.
+
+  Inputs and outputs:
     outputs: the kind of a model's first output.
       'classes': logits [B, K]. 'maps': {name: [B, h, w, C]}. 'pixels': logits [B, H, W, K].
       'boxes': {'logits': [B, Q, K + 1], 'boxes': [B, Q, 4]}. 'regions': detections and
@@ -82,31 +92,36 @@ class Family:
   model: type
   variant: Callable[[str], dict]
   tiny: tuple[dict, ...]
-  plain: type | None = None
+  class_of: Callable[[Mapping], type] | None = None
+  published: tuple[tuple[str, Callable], ...] = ()
+
   blocks: str = r'(?!)(?P<block>)(?P<layer>)'  # The pattern (?!) matches nothing.
   before: str = '(?!)'
+  transitions: str | None = None
+
+  matrices: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], ...] = ()
   branch_ends: str = '(?!)'
   prompts: tuple[str, ...] = ()
-  stems: tuple[str, ...] = ()
-  stride: Callable[[Mapping], tuple[int, int]] = lambda fields: (fields['stride'],) * 2
-  any_size: Callable[[Mapping], bool] = lambda fields: True
-  transitions: str | None = None
-  matrices: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], ...] = ()
+
   positions: tuple[tuple[str, str], ...] = ()
+  position: str | None = None
   offsets: str | None = None
   pairs: str | None = None
-  position: str | None = None
+  stems: tuple[str, ...] = ()
   patches: str | None = None
-  published: tuple[tuple[str, Callable], ...] = ()
+  stride: Callable[[Mapping], tuple[int, int]] = lambda fields: (fields['stride'],) * 2
+  any_size: Callable[[Mapping], bool] = lambda fields: True
+
   outputs: Literal['classes', 'maps', 'pixels', 'boxes', 'regions'] = 'classes'
   inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None = None
 
   def make(self, **fields) -> 'Model':
-    """Returns the model of these fields. It has the class `plain` if that has them all."""
-    model = self.model(**fields)
-    if self.plain is None or not model.is_plain:
-      return model
-    return self.plain(**{k: v for k, v in fields.items() if hasattr(self.plain, k)})
+    """Returns the model of these fields."""
+    if self.class_of is None:
+      return self.model(**fields)
+    cls = self.class_of(fields)
+    # The fields that the class lacks have their defaults.
+    return cls(**{k: v for k, v in fields.items() if hasattr(cls, k)})
 
   def around(self, backbone: 'Family') -> 'Family':
     """Returns the facts of a model of this family around a backbone of another family.
@@ -228,7 +243,7 @@ class Model(nn.Module):
   def fields(self) -> dict:
     """Returns {field: value}, with a backbone as the dict that `models.build` takes.
 
-    A model of the class `Family.plain` has defaults for the fields that it lacks.
+    Fields that the model's class lacks have their defaults, see `Family.class_of`.
     """
     every = dataclasses.fields(_find(type(self.untuned))[1].model)
     fields = {f.name: getattr(self, f.name, f.default) for f in every}
@@ -304,7 +319,8 @@ class Model(nn.Module):
 def _find(cls: type) -> tuple[str, Family]:
   """Returns the entry of `models.MODELS` whose model has a class."""
   for name in models.MODELS:
-    if cls in ((facts := models.MODELS[name]).model, facts.plain):
+    # The class is the family's own, or a base of it, see `Family.class_of`.
+    if issubclass((facts := models.MODELS[name]).model, cls):
       return name, facts
   raise ValueError(f'no family of models.MODELS has the class {cls.__name__}')
 

@@ -40,6 +40,347 @@ from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 CLASSIFIERS = ('token', 'gap', 'map', 'none')
 ATTENTION = ('full', 'axial')
 
+
+class ViT(Classifier):
+  """Patches, a Transformer, a head: equations 1 to 4 of the paper.
+
+  Fields up to `num_heads` come from `variant`. `models.vit_later` has those of later papers.
+  """
+
+  patch_size: tuple[int, int] = (16, 16)
+  width: int = 768
+  depth: Depth = 12
+  mlp_dim: int = 3072
+  num_heads: int = 12
+  # Hybrid (section 3.1): units per stage of the ResNet whose last map is cut into patches;
+  # (): only its root; None: no ResNet.
+  stem_blocks: tuple[Depth, ...] | None = None
+  stem_width: int = 64  # channels of the ResNet's root
+  # token: a learned cls token; gap: mean of patches; map: attention pooling of them;
+  # none: every patch is classified, logits are [B, h w, K].
+  classifier: Literal[CLASSIFIERS] = 'token'
+  # Width of the tanh layer before the head in pre-training (section 3.1); None: no such
+  # layer, as in fine-tuning.
+  representation_size: int | None = None
+  # learn, learn2d, sincos2d are added to tokens; relative and rotary act in attention.
+  posemb: Literal[POSEMBS] = 'learn'
+  # Where positions are added (Table 8). stem: before the first block; every: before every
+  # block, each with a table of its own; shared: before every block, from one table.
+  posemb_where: Literal[WHERE] = 'stem'
+  posemb_std: float | None = 0.02  # deviation of initial values; None: 1 / sqrt(width)
+  # axial (section D.6): each block is one along rows, then one along columns.
+  attention: Literal[ATTENTION] = 'full'
+  # Appendix B.1: after the embedding and every dense layer but queries, keys and values.
+  dropout: Share = 0.0
+  stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
+  scan: bool = False  # blocks as one scanned block with stacked parameters
+
+  @nn.compact
+  def __call__(self, images, *, train: bool = False, features: bool = True):
+    """Classifies images.
+
+    Args:
+      images: [B, H, W, C] in [-1, 1]. Without a hybrid's stem, pixels behind the last
+        whole patch are cut off, see `crop_to_patches`.
+      train: dropout and stochastic depth, which need the 'dropout' rng.
+      features: whether the caller reads more of `out` than 'pre_logits'. If not, the
+        last block (unless scanned) computes only the tokens that are classified.
+
+    Returns:
+      (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens'
+      [B, N, D] before the first block, 'block00', ... [B, N, D], 'encoded' [B, N, D]
+      after the final norm of tokens, 'pre_logits' [B, D]; of hybrids also 'root', 'stage1', ...
+      [B, h, w, C]. With `features=False` only 'pre_logits'.
+    """
+    check_images(images)
+    self.check()
+
+    # Patches.
+    x, out = self.embed_patches(images)  # [B, h, w, D]
+    B, h, w, D = x.shape
+    grid = h, w
+    x = x.reshape(B, h * w, D)  # [B, h w, D]
+
+    # The class token.
+    if self.classifier == 'token':
+      cls = self.make_tokens('cls', 1, nn.initializers.zeros_init(), x)
+      x = jnp.concatenate([cls, x], axis=1)  # [B, 1 + h w, D]
+
+    # The Transformer.
+    added, in_attention = self.make_positions(grid)
+    every_block = self.posemb_where == 'every'
+    heads = dict(num_heads=self.num_heads, dtype=self.dtype)
+    block = functools.partial(
+      EncoderBlock,
+      attention=functools.partial(MultiHeadDotProductAttention, **heads),
+      mlp=functools.partial(MlpBlock, self.mlp_dim, self.dropout, dtype=self.dtype),
+      norm=functools.partial(LayerNorm, self.dtype),
+      dropout=self.dropout,
+      grid=grid,
+      added=added if every_block else None,
+      in_attention=in_attention,
+    )
+    if self.attention == 'axial':
+      block = make_axial(block, heads, grid)
+    encoder = Encoder(
+      block,
+      rates=tuple(depth_rates(self.stochastic_depth, self.depth)),
+      dropout=self.dropout,
+      added=None if every_block else added,
+      shared=self.posemb_where == 'shared',
+      scan=self.scan,
+      remat=self.remat,
+      name='Transformer',
+    )
+    # Nothing else of the last block reaches the logits: 7 % of a step at depth 12.
+    num_queries = 1 if self.classifier == 'token' and not features else None
+    x, blocks = encoder(x, grid, train=train, num_queries=num_queries)  # [B, N, D]
+    out |= blocks
+    out['encoded'] = x
+
+    # The head, on one vector [B, D] for an image; with 'none', on every patch.
+    match choose('classifier', self.classifier, CLASSIFIERS):
+      case 'token':
+        x = x[:, 0]
+      case 'gap':
+        x = x.mean(axis=1)
+      case 'map':
+        x = MAPHead(self.num_heads, self.mlp_dim, name='MAPHead_0')(x)
+    if self.representation_size is not None:
+      x = nn.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
+    return self.classify(x, out, features)  # [B, K]
+
+  def embed_patches(self, images, use_bias: bool = True):
+    """Returns (patches [B, h, w, D], {'stem': the same, stages of the ResNet})."""
+    if self.stem_blocks is None:
+      x, out, stride = crop_to_patches(images, self.patch_size), {}, 1
+    else:
+      x, out = resnet.trunk(
+        images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
+      )
+      stride = resnet.stride(self.stem_blocks)
+    embedding = PatchEmbedding(
+      self.width, self.patch_size, self.dtype, stride, use_bias, name='embedding'
+    )
+    x = embedding(x)
+    return x, {**out, 'stem': x}
+
+  def make_tokens(self, name: str, number: int, init: Callable, x):
+    """Returns learned tokens [B, number, D] to stand before x [B, N, D]."""
+    B, _, D = x.shape
+    tokens = self.param(name, init, (1, number, D), jnp.float32)
+    return jnp.broadcast_to(tokens.astype(x.dtype), (B, number, D))
+
+  def make_positions(self, grid: tuple[int, int], tokens: str = 'prefix'):
+    """Returns what makes the positions: (those added to tokens, those in attention).
+
+    None stands for positions that the model does not have.
+
+    Args:
+      tokens: which tokens before the patches have added positions, see `PositionEmbedding`.
+    """
+    added, in_attention = None, None
+    if self.posemb in ADDED:
+      added = functools.partial(
+        PositionEmbedding, self.posemb, self.posemb_std, tokens, name='posembed_input'
+      )
+    elif self.posemb == 'relative':
+      in_attention = functools.partial(
+        RelativePositions, grid, self.posemb_std, name='posembed_relative'
+      )
+    elif self.posemb == 'rotary':
+      in_attention = functools.partial(Rope, 'rotary', grid)
+    return added, in_attention
+
+  @property
+  def prefix(self) -> int:
+    """The number of tokens before the patches."""
+    return int(self.classifier == 'token')
+
+  def check(self) -> None:
+    """Raises UserError for fields that do not go together."""
+    choose('posemb', self.posemb, POSEMBS)
+    choose('posemb_where', self.posemb_where, WHERE)
+    if self.posemb_where != 'stem' and self.posemb not in ADDED:
+      raise UserError(
+        f'posemb_where={self.posemb_where!r} is for positions that are added to tokens, '
+        f'a posemb of {list(ADDED)}, not {self.posemb!r}: leave it out.'
+      )
+    if choose('attention', self.attention, ATTENTION) == 'full':
+      return
+    if self.prefix:
+      raise UserError(
+        "attention='axial' is along rows and columns of patches, and a class token is in "
+        "none of them: choose classifier='gap', 'map' or 'none'."
+      )
+    if self.posemb not in (*ADDED, 'none'):
+      raise UserError(
+        f"posemb={self.posemb!r} works only with attention='full': with 'axial' choose one "
+        f'of {[*ADDED, "none"]}.'
+      )
+
+
+class Encoder(nn.Module):
+  """Position embedding, L blocks, final norm: equations 1 to 4.
+
+  Attributes:
+    block: makes a block, given `name`.
+    rates: rates of stochastic depth of the L blocks.
+    dropout: rate after the position embedding.
+    added: makes the positions that are added to tokens; None: none are.
+    shared: whether they are added before every block, not before the first alone.
+    scan, remat: see `stack`.
+  """
+
+  block: Callable[..., nn.Module]
+  rates: tuple[float, ...]
+  dropout: float
+  added: Callable[[], nn.Module] | None
+  shared: bool
+  scan: bool
+  remat: str
+
+  @nn.compact
+  def __call__(self, x, grid, *, train=False, num_queries=None):
+    """Runs the blocks on a grid (h, w) of tokens, others in front of them.
+
+    Args:
+      x: [B, N, D].
+      num_queries: how many tokens the caller needs, from the first on; None: all. The
+        last block computes only these, unless the blocks are scanned.
+
+    Returns:
+      (normalised tokens [B, N, D] in float32, {name: [B, N, D]}).
+    """
+    added = None
+    if self.added is not None:
+      added = self.added()(x, grid)  # [1, N, D]
+      x = x + added
+    x = Dropout(self.dropout)(x, deterministic=not train)
+    out = {'tokens': x}
+    own = {} if num_queries is None else {'num_queries': num_queries}
+    last = len(self.rates) - 1
+    x, blocks = stack(
+      self.block,
+      x,
+      name='encoderblock',
+      rates=self.rates,
+      scan=self.scan,
+      remat=self.remat,
+      train=train,
+      added=added if self.shared else None,
+      more=lambda i: own if i == last else {},
+    )
+    return LayerNorm(name='encoder_norm')(x), out | blocks
+
+
+class EncoderBlock(nn.Module):
+  """x + attention(norm(x)), then x + mlp(norm(x)): equations 2 and 3.
+
+  Attributes:
+    attention, mlp, norm: make these layers, given `name`.
+    dropout: rate after attention and after the MLP.
+    grid: (h, w) of the last h * w tokens.
+    added: makes the positions that are added to the block's input; None: none are.
+    in_attention: makes the positions that act on queries and keys; None: none do.
+  """
+
+  attention: Callable[..., nn.Module]
+  mlp: Callable[..., nn.Module]
+  norm: Callable[..., nn.Module]
+  dropout: float
+  grid: tuple[int, int]
+  added: Callable[[], nn.Module] | None = None
+  in_attention: Callable[[], nn.Module] | None = None
+
+  @nn.compact
+  def __call__(self, x, depth_rate=None, *, train: bool = False, num_queries=None):
+    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it."""
+
+    def drop(y):
+      y = Dropout(self.dropout)(y, deterministic=not train)
+      return StochasticDepth()(y, depth_rate, train=train)
+
+    attention = self.attention(name='MultiHeadDotProductAttention_0')
+    mlp = self.mlp(name='MlpBlock_0')
+    positions = None if self.in_attention is None else self.in_attention()
+
+    x = place(x)
+    if self.added is not None:
+      x = x + self.added()(x, self.grid)
+    y = self.norm(name='LayerNorm_0')(x)
+    # The last block computes only the tokens that are classified.
+    x, queries = x[:, :num_queries], y[:, :num_queries]
+    x = x + drop(attention(queries, y, positions=positions))
+    y = self.norm(name='LayerNorm_1')(x)
+    return x + drop(mlp(y, train=train))
+
+
+class AxialAttention(MultiHeadDotProductAttention):
+  """Attention among the tokens of each row, or of each column, of a grid (section D.6).
+
+  Attributes:
+    grid: (h, w) of the tokens.
+    axis: 'rows' or 'columns'.
+  """
+
+  grid: tuple[int, int] = ()
+  axis: Literal['rows', 'columns'] = 'rows'
+
+  @nn.compact
+  def __call__(self, inputs_q, inputs_kv, *, positions=None):
+    """Maps tokens [B, h w, D] to [B, h w, D]; queries and keys are the same tokens."""
+    y = super().__call__(_fold(inputs_kv, self.grid, self.axis))
+    return _unfold(y, self.grid, self.axis)
+
+
+class AxialBlock(nn.Module):
+  """A block whose tokens attend along rows, then one along columns (section D.6).
+
+  Attributes:
+    rows, columns: make the two blocks, given `name`.
+  """
+
+  rows: Callable[..., nn.Module]
+  columns: Callable[..., nn.Module]
+
+  @nn.compact
+  def __call__(self, x, depth_rate=None, *, train: bool = False):
+    """Maps [B, h w, D] to [B, h w, D]."""
+    x = self.rows(name='rows')(x, depth_rate, train=train)
+    return self.columns(name='columns')(x, depth_rate, train=train)
+
+
+def _fold(x, grid: tuple[int, int], axis: str):
+  """Maps tokens [B, h w, D] to sequences: rows [B h, w, D] or columns [B w, h, D]."""
+  (B, _, D), (h, w) = x.shape, grid
+  x = x.reshape(B, h, w, D)
+  if axis == 'columns':
+    x = x.swapaxes(1, 2)
+  return x.reshape(-1, x.shape[2], D)
+
+
+def _unfold(x, grid: tuple[int, int], axis: str):
+  """The inverse of `_fold`: sequences to tokens [B, h w, D]."""
+  (h, w), D = grid, x.shape[-1]
+  if axis == 'columns':
+    return x.reshape(-1, w, h, D).swapaxes(1, 2).reshape(-1, h * w, D)
+  return x.reshape(-1, h * w, D)
+
+
+def make_axial(block: Callable, heads: dict, grid: tuple[int, int]) -> Callable:
+  """Returns what makes an `AxialBlock` of two `block`s; heads: fields of attention."""
+  along = functools.partial(AxialAttention, **heads, grid=grid)
+  rows = functools.partial(along, axis='rows')
+  columns = functools.partial(along, axis='columns')
+  return functools.partial(
+    AxialBlock,
+    rows=functools.partial(block, attention=rows),
+    # The two halves share one addition of positions, in the first.
+    columns=functools.partial(block, attention=columns, added=None),
+  )
+
+
 # width, depth, MLP width, heads. Ti, S: DeiT (arXiv 2012.12877); B, L, H: Table 1 of
 # the paper; M, So400m, mu: big_vision; g, G: arXiv 2106.04560 Table 2; the *-opt
 # shapes: arXiv 2305.13035; e: arXiv 2209.06794.
@@ -89,332 +430,6 @@ def variant(name: str) -> dict:
     stems[f'R{layers}+{size}/32'] = (*first, third, fourth), 1
   blocks, patch = choose('hybrid', name, stems)
   return dict(fields, stem_blocks=blocks, patch_size=(patch, patch))
-
-
-class EncoderBlock(nn.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x)): equations 2 and 3.
-
-  Attributes:
-    attention, mlp, norm: make these layers, given `name`.
-    dropout: rate after attention and after the MLP.
-    grid: (h, w) of the last h * w tokens.
-    added: makes the positions that are added to the block's input; None: none are.
-    in_attention: makes the positions that act on queries and keys; None: none do.
-  """
-
-  attention: Callable[..., nn.Module]
-  mlp: Callable[..., nn.Module]
-  norm: Callable[..., nn.Module]
-  dropout: float
-  grid: tuple[int, int]
-  added: Callable[[], nn.Module] | None = None
-  in_attention: Callable[[], nn.Module] | None = None
-
-  @nn.compact
-  def __call__(self, x, depth_rate=None, *, train: bool = False, num_queries=None):
-    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it."""
-
-    def drop(y):
-      y = Dropout(self.dropout)(y, deterministic=not train)
-      return StochasticDepth()(y, depth_rate, train=train)
-
-    attention = self.attention(name='MultiHeadDotProductAttention_0')
-    mlp = self.mlp(name='MlpBlock_0')
-    positions = None if self.in_attention is None else self.in_attention()
-
-    x = place(x)
-    if self.added is not None:
-      x = x + self.added()(x, self.grid)
-    queries = x[:, :num_queries]
-    y = self.norm(name='LayerNorm_0')(x)
-    x = queries + drop(attention(y[:, :num_queries], y, positions=positions))
-    y = self.norm(name='LayerNorm_1')(x)
-    return x + drop(mlp(y, train=train))
-
-
-class AxialAttention(MultiHeadDotProductAttention):
-  """Attention among the tokens of each row, or of each column, of a grid (section D.6).
-
-  Attributes:
-    grid: (h, w) of the tokens.
-    axis: 'rows' or 'columns'.
-  """
-
-  grid: tuple[int, int] = ()
-  axis: Literal['rows', 'columns'] = 'rows'
-
-  @nn.compact
-  def __call__(self, inputs_q, inputs_kv, *, positions=None):
-    """Maps tokens [B, h w, D] to [B, h w, D]; queries and keys are the same tokens."""
-    y = super().__call__(fold(inputs_kv, self.grid, self.axis))
-    return unfold(y, self.grid, self.axis)
-
-
-class AxialBlock(nn.Module):
-  """A block whose tokens attend along rows, then one along columns (section D.6).
-
-  Attributes:
-    rows, columns: make the two blocks, given `name`.
-  """
-
-  rows: Callable[..., nn.Module]
-  columns: Callable[..., nn.Module]
-
-  @nn.compact
-  def __call__(self, x, depth_rate=None, *, train: bool = False):
-    """Maps [B, h w, D] to [B, h w, D]."""
-    x = self.rows(name='rows')(x, depth_rate, train=train)
-    return self.columns(name='columns')(x, depth_rate, train=train)
-
-
-def fold(x, grid: tuple[int, int], axis: str):
-  """Maps tokens [B, h w, D] to sequences: rows [B h, w, D] or columns [B w, h, D]."""
-  (B, _, D), (h, w) = x.shape, grid
-  x = x.reshape(B, h, w, D)
-  if axis == 'columns':
-    x = x.swapaxes(1, 2)
-  return x.reshape(-1, x.shape[2], D)
-
-
-def unfold(x, grid: tuple[int, int], axis: str):
-  """The inverse of `fold`: sequences to tokens [B, h w, D]."""
-  (h, w), D = grid, x.shape[-1]
-  if axis == 'columns':
-    return x.reshape(-1, w, h, D).swapaxes(1, 2).reshape(-1, h * w, D)
-  return x.reshape(-1, h * w, D)
-
-
-class Encoder(nn.Module):
-  """Position embedding, L blocks, final norm: equations 1 to 4.
-
-  Attributes:
-    block: makes a block, given `name`.
-    rates: rates of stochastic depth of the L blocks.
-    dropout: rate after the position embedding.
-    added: makes the positions that are added to tokens; None: none are.
-    shared: whether they are added before every block, not before the first alone.
-    scan, remat: see `stack`.
-  """
-
-  block: Callable[..., nn.Module]
-  rates: tuple[float, ...]
-  dropout: float
-  added: Callable[[], nn.Module] | None
-  shared: bool
-  scan: bool
-  remat: str
-
-  @nn.compact
-  def __call__(self, x, grid, *, train=False, num_queries=None, between=None):
-    """Runs the blocks on a grid (h, w) of tokens, others in front of them.
-
-    Args:
-      x: [B, N, D].
-      num_queries: how many tokens the caller needs, from the first on; None: all. The
-        last block computes only these, unless the blocks are scanned.
-      between: see `stack`.
-
-    Returns:
-      (normalised tokens [B, N, D] in float32, {name: [B, N, D]}).
-    """
-    if self.added is not None:
-      added = self.added()(x, grid)
-      x = x + added
-      if self.shared:
-        between = add_between(added, then=between)
-    x = Dropout(self.dropout)(x, deterministic=not train)
-    out = {'tokens': x}
-    own = {} if num_queries is None else {'num_queries': num_queries}
-    last = len(self.rates) - 1
-    x, blocks = stack(
-      self.block,
-      x,
-      name='encoderblock',
-      rates=self.rates,
-      scan=self.scan,
-      remat=self.remat,
-      train=train,
-      between=between,
-      more=lambda i: own if i == last else {},
-    )
-    return LayerNorm(name='encoder_norm')(x), out | blocks
-
-
-def add_between(added, then: Callable | None = None) -> Callable:
-  """Returns a `between` of `stack` that adds to the input of every block but the first."""
-
-  def between(i, x):
-    x = x + jnp.where(i > 0, added, 0)
-    return x if then is None else then(i, x)
-
-  return between
-
-
-class ViT(Classifier):
-  """Patches, a Transformer, a head: equations 1 to 4 of the paper.
-
-  Fields up to `num_heads` come from `variant`. `models.vit_later` has those of later papers.
-  """
-
-  patch_size: tuple[int, int] = (16, 16)
-  width: int = 768
-  depth: Depth = 12
-  mlp_dim: int = 3072
-  num_heads: int = 12
-  # Hybrid (section 3.1): units per stage of the ResNet whose last map is cut into patches;
-  # (): only its root; None: no ResNet.
-  stem_blocks: tuple[Depth, ...] | None = None
-  stem_width: int = 64  # channels of the ResNet's root
-  # token: a learned cls token; gap: mean of patches; map: attention pooling of them;
-  # none: every patch is classified, logits are [B, h w, K].
-  classifier: Literal[CLASSIFIERS] = 'token'
-  # Width of the tanh layer before the head (section 3.2); None: no such layer.
-  representation_size: int | None = None
-  # learn, learn2d, sincos2d are added to tokens; relative and rotary act in attention.
-  posemb: Literal[POSEMBS] = 'learn'
-  # Where positions are added (Table 8). stem: before the first block; every: before every
-  # block, each with a table of its own; shared: before every block, from one table.
-  posemb_where: Literal[WHERE] = 'stem'
-  posemb_std: float | None = 0.02  # deviation of initial values; None: 1 / sqrt(width)
-  # axial (section D.6): each block is one along rows, then one along columns.
-  attention: Literal[ATTENTION] = 'full'
-  # Appendix B.1: after the embedding and every dense layer but queries, keys and values.
-  dropout: Share = 0.0
-  stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  scan: bool = False  # blocks as one scanned block with stacked parameters
-
-  @nn.compact
-  def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies images.
-
-    Args:
-      images: [B, H, W, C] in [-1, 1]. Without a hybrid's stem, pixels behind the last
-        whole patch are cut off, see `crop_to_patches`.
-      train: dropout and stochastic depth, which need the 'dropout' rng.
-      features: whether the caller reads more of `out` than 'pre_logits'. If not, the
-        last block (unless scanned) computes only the tokens that are classified.
-
-    Returns:
-      (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens'
-      [B, N, D] before the first block, 'block00', ... [B, N, D], 'encoded' [B, N, D]
-      after the final norm of tokens, 'pre_logits' [B, D]; of hybrids also 'root', 'stage1', ...
-      [B, h, w, C]. With `features=False` only 'pre_logits'.
-    """
-    check_images(images)
-    self.check()
-
-    # Patches, of the image or of a ResNet's last map.
-    if self.stem_blocks is None:
-      x, out, stride = crop_to_patches(images, self.patch_size), {}, 1
-    else:
-      x, out = resnet.trunk(
-        images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
-      )
-      stride = resnet.stride(self.stem_blocks)
-    embedding = PatchEmbedding(
-      self.width, self.patch_size, self.dtype, stride, name='embedding'
-    )
-    out['stem'] = x = embedding(x)
-    B, *grid, D = x.shape
-    grid = tuple(grid)
-    x = x.reshape(B, -1, D)
-
-    # The class token.
-    if self.classifier == 'token':
-      cls = self.param('cls', nn.initializers.zeros_init(), (1, 1, D), jnp.float32)
-      cls = jnp.broadcast_to(cls.astype(x.dtype), (B, 1, D))
-      x = jnp.concatenate([cls, x], axis=1)
-
-    # Positions, added to tokens or in attention.
-    added, in_attention = None, None
-    if self.posemb in ADDED:
-      added = functools.partial(
-        PositionEmbedding, self.posemb, self.posemb_std, name='posembed_input'
-      )
-    elif self.posemb == 'relative':
-      in_attention = functools.partial(
-        RelativePositions, grid, self.posemb_std, name='posembed_relative'
-      )
-    elif self.posemb == 'rotary':
-      in_attention = functools.partial(Rope, 'rotary', grid)
-
-    # The Transformer.
-    every_block = self.posemb_where == 'every'
-    heads = dict(num_heads=self.num_heads, dtype=self.dtype)
-    block = functools.partial(
-      EncoderBlock,
-      attention=functools.partial(MultiHeadDotProductAttention, **heads),
-      mlp=functools.partial(MlpBlock, self.mlp_dim, self.dropout, dtype=self.dtype),
-      norm=functools.partial(LayerNorm, self.dtype),
-      dropout=self.dropout,
-      grid=grid,
-      added=added if every_block else None,
-      in_attention=in_attention,
-    )
-    if self.attention == 'axial':
-      along = functools.partial(AxialAttention, **heads, grid=grid)
-      rows = functools.partial(along, axis='rows')
-      columns = functools.partial(along, axis='columns')
-      block = functools.partial(
-        AxialBlock,
-        rows=functools.partial(block, attention=rows),
-        # The two halves share one addition of positions, in the first.
-        columns=functools.partial(block, attention=columns, added=None),
-      )
-    encoder = Encoder(
-      block,
-      rates=tuple(depth_rates(self.stochastic_depth, self.depth)),
-      dropout=self.dropout,
-      added=None if every_block else added,
-      shared=self.posemb_where == 'shared',
-      scan=self.scan,
-      remat=self.remat,
-      name='Transformer',
-    )
-    # Nothing else of the last block reaches the logits: 7 % of a step at depth 12.
-    num_queries = 1 if self.classifier == 'token' and not features else None
-    x, blocks = encoder(x, grid, train=train, num_queries=num_queries)
-    out |= blocks
-    out['encoded'] = x
-
-    # The head.
-    match choose('classifier', self.classifier, CLASSIFIERS):
-      case 'token':
-        x = x[:, 0]
-      case 'gap':
-        x = x.mean(axis=1)
-      case 'map':
-        x = MAPHead(self.num_heads, self.mlp_dim, name='MAPHead_0')(x)
-    if self.representation_size is not None:
-      x = nn.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
-    return self.classify(x, out, features)
-
-  @property
-  def prefix(self) -> int:
-    """The number of tokens before the patches."""
-    return int(self.classifier == 'token')
-
-  def check(self) -> None:
-    """Raises UserError for fields that do not go together."""
-    choose('posemb', self.posemb, POSEMBS)
-    choose('posemb_where', self.posemb_where, WHERE)
-    if self.posemb_where != 'stem' and self.posemb not in ADDED:
-      raise UserError(
-        f'posemb_where={self.posemb_where!r} is for positions that are added to tokens, '
-        f'a posemb of {list(ADDED)}, not {self.posemb!r}: leave it out.'
-      )
-    if choose('attention', self.attention, ATTENTION) == 'full':
-      return
-    if self.prefix:
-      raise UserError(
-        "attention='axial' is along rows and columns of patches, and a class token is in "
-        "none of them: choose classifier='gap', 'map' or 'none'."
-      )
-    if self.posemb not in (*ADDED, 'none'):
-      raise UserError(
-        f"posemb={self.posemb!r} works only with attention='full': with 'axial' choose one "
-        f'of {[*ADDED, "none"]}.'
-      )
 
 
 def stride(fields: Mapping) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from vit_jax.check import Count, Range
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
 from vit_jax.models import timm, vit
-from vit_jax.nn import positions, resnet
+from vit_jax.nn import positions
 from vit_jax.nn.layers import (
   ACTIVATIONS,
   NORMS,
@@ -25,19 +25,14 @@ from vit_jax.nn.layers import (
   MAPHead,
   MlpBlock,
   MultiHeadDotProductAttention,
-  PatchEmbedding,
   check_images,
-  crop_to_patches,
   linear_head,
   unit,
 )
 from vit_jax.nn.positions import (
-  ADDED,
   IN_ATTENTION,
   TABLES,
   TOKENS,
-  PositionEmbedding,
-  RelativePositions,
   Rope,
   TableOfOffsets,
 )
@@ -72,7 +67,7 @@ class Layers(NamedTuple):
   """What a block computes with; a number ends the name of each layer."""
 
   x: Any  # [B, N, D] with positions
-  first: Any  # the tokens of x that the block returns
+  first: Callable  # tokens [B, N, D] -> the first num_queries, which the block returns
   norm: Callable[[int], nn.Module]
   attention: Callable[[int], Callable]
   mlp: Callable[[int], Callable]
@@ -129,7 +124,7 @@ class Block(vit.EncoderBlock):
     def attention(i):
       name = f'MultiHeadDotProductAttention_{i}'
       layer = self.attention(kv_heads=kv_heads, name=name)
-      return lambda y: layer(y[:, :num_queries], y, positions=positions)
+      return lambda y: layer(first(y), y, positions=positions)
 
     def mlp(i):
       return functools.partial(self.mlp(name=f'MlpBlock_{i}'), train=train)
@@ -143,10 +138,13 @@ class Block(vit.EncoderBlock):
       y = Dropout(self.dropout)(y, deterministic=not train)
       return StochasticDepth()(y, depth_rate, train=train)
 
+    def first(x):
+      return x[:, :num_queries]
+
     x = place(x)
     if self.added is not None:
       x = x + self.added()(x, self.grid)
-    return Layers(x, x[:, :num_queries], norm, attention, mlp, scale, drop)
+    return Layers(x, first, norm, attention, mlp, scale, drop)
 
 
 class PreNormBlock(Block):
@@ -155,7 +153,8 @@ class PreNormBlock(Block):
   @nn.compact
   def __call__(self, x, depth_rate=None, **options):
     x, first, norm, attention, mlp, scale, drop = self.layers(x, depth_rate, **options)
-    x = first + drop(scale(0, attention(0)(norm(0)(x))))
+    y = norm(0)(x)
+    x = first(x) + drop(scale(0, attention(0)(y)))
     return x + drop(scale(1, mlp(0)(norm(1)(x))))
 
 
@@ -165,7 +164,7 @@ class PostNormBlock(Block):
   @nn.compact
   def __call__(self, x, depth_rate=None, **options):
     x, first, norm, attention, mlp, _, drop = self.layers(x, depth_rate, **options)
-    x = first + drop(norm(0)(attention(0)(x)))
+    x = first(x) + drop(norm(0)(attention(0)(x)))
     return x + drop(norm(1)(mlp(0)(x)))
 
 
@@ -176,8 +175,7 @@ class ParallelBlock(Block):
   def __call__(self, x, depth_rate=None, **options):
     x, first, norm, attention, mlp, scale, drop = self.layers(x, depth_rate, **options)
     y = norm(0)(x)
-    y = attention(0)(y) + mlp(0)(y[:, : first.shape[1]])
-    return first + drop(scale(0, y))
+    return first(x) + drop(scale(0, attention(0)(y) + mlp(0)(first(y))))
 
 
 class BranchesBlock(Block):
@@ -186,7 +184,7 @@ class BranchesBlock(Block):
   @nn.compact
   def __call__(self, x, depth_rate=None, **options):
     x, first, norm, attention, mlp, scale, drop = self.layers(x, depth_rate, **options)
-    x = first + sum(drop(scale(i, attention(i)(norm(i)(x)))) for i in (0, 1))
+    x = first(x) + sum(drop(scale(i, attention(i)(norm(i)(x)))) for i in (0, 1))
     return x + sum(drop(scale(i + 2, mlp(i)(norm(i + 2)(x)))) for i in (0, 1))
 
 
@@ -216,13 +214,12 @@ class Encoder(vit.Encoder):
   kv_heads: tuple[int, ...] | None
 
   @nn.compact
-  def __call__(self, x, grid, *, train=False, num_queries=None, between=None):
+  def __call__(self, x, grid, *, train=False, num_queries=None):
     """Runs the blocks; arguments and results are those of the paper's `Encoder`."""
+    added = None
     if self.added is not None:
-      added = self.added()(x, grid)
+      added = self.added()(x, grid)  # [1, N, D]
       x = x + added
-      if self.shared:
-        between = vit.add_between(added, then=between)
     x = Dropout(self.dropout)(x, deterministic=not train)
     if self.pre_norm:
       x = self.norm(name='pre_norm')(x).astype(x.dtype)
@@ -245,7 +242,7 @@ class Encoder(vit.Encoder):
       scan=self.scan,
       remat=self.remat,
       train=train,
-      between=between,
+      added=added if self.shared else None,
       more=arguments,
       shared={} if bias is None else {'bias': bias},
     )
@@ -317,52 +314,25 @@ class ViT(vit.ViT):
     body_norm = functools.partial(norm, self.dtype)
 
     # Patches.
-    if self.stem_blocks is None:
-      x, out, stride = crop_to_patches(images, self.patch_size), {}, 1
-    else:
-      x, out = resnet.trunk(
-        images, self.stem_blocks, self.stem_width, remat=self.remat, dtype=self.dtype
-      )
-      stride = resnet.stride(self.stem_blocks)
-    embedding = PatchEmbedding(
-      self.width, self.patch_size, self.dtype, stride, self.patch_bias, name='embedding'
-    )
-    out['stem'] = x = embedding(x)
-    B, *grid, D = x.shape
-    grid = tuple(grid)
-    x = x.reshape(B, -1, D)
+    x, out = self.embed_patches(images, self.patch_bias)  # [B, h, w, D]
+    B, h, w, D = x.shape
+    grid = h, w
+    x = x.reshape(B, h * w, D)  # [B, h w, D]
     if 'patches' in self.extra_norms:
       x = body_norm(name='embedding_norm')(x)
 
     # The class token and registers; initial values are timm's.
-    def tokens(name, number, init):
-      tokens = self.param(name, init, (1, number, D), jnp.float32)
-      return jnp.broadcast_to(tokens.astype(x.dtype), (B, number, D))
-
     first = []
     if has_cls(vars(self)):
-      first.append(tokens('cls', 1, nn.initializers.zeros_init()))
+      first.append(self.make_tokens('cls', 1, nn.initializers.zeros_init(), x))
     if self.registers:
-      first.append(tokens('registers', self.registers, nn.initializers.normal(1e-6)))
+      init = nn.initializers.normal(1e-6)
+      first.append(self.make_tokens('registers', self.registers, init, x))
     if first:
       x = jnp.concatenate([*first, x], axis=1)  # [B, P + h w, D]
 
     # Positions.
-    added, in_attention, relpos = None, None, None
-    if self.posemb in ADDED:
-      added = functools.partial(
-        PositionEmbedding,
-        self.posemb,
-        self.posemb_std,
-        self.posemb_tokens,
-        name='posembed_input',
-      )
-    elif self.posemb == 'relative':
-      in_attention = functools.partial(
-        RelativePositions, grid, self.posemb_std, name='posembed_relative'
-      )
-    elif self.posemb == 'rotary':
-      in_attention = functools.partial(Rope, 'rotary', grid)
+    added, in_attention = self.make_positions(grid, self.posemb_tokens)
     if self.rope != 'none':
       in_attention = functools.partial(
         Rope,
@@ -375,6 +345,7 @@ class ViT(vit.ViT):
         train=train,
         name='rope',
       )
+    relpos = None
     if self.relpos != 'none':
       relpos = functools.partial(TableOfOffsets, self.num_heads, grid, name='relpos')
 
@@ -412,14 +383,7 @@ class ViT(vit.ViT):
       layer_scale_where=self.layer_scale_where,
     )
     if self.attention == 'axial':
-      along = functools.partial(vit.AxialAttention, **heads, grid=grid)
-      rows = functools.partial(along, axis='rows')
-      columns = functools.partial(along, axis='columns')
-      block = functools.partial(
-        vit.AxialBlock,
-        rows=functools.partial(block, attention=rows),
-        columns=functools.partial(block, attention=columns, added=None),
-      )
+      block = vit.make_axial(block, heads, grid)
     encoder = Encoder(
       block,
       rates=tuple(depth_rates(self.stochastic_depth, self.depth)),
@@ -482,14 +446,6 @@ class ViT(vit.ViT):
     return (logits + other) / 2, out | {'pre_logits': x.mean(axis=1)}
 
   @property
-  def is_plain(self) -> bool:
-    """Whether the fields of this page have their defaults, so that `vit.ViT` does."""
-    paper = vit.ViT.__dataclass_fields__
-    later = [f for f in dataclasses.fields(self) if f.name not in paper]
-    same = all(getattr(self, f.name) == f.default for f in later)
-    return same and self.classifier in vit.CLASSIFIERS
-
-  @property
   def prefix(self) -> int:
     """The number of tokens before the patches: cls token and registers."""
     return prefix(vars(self))
@@ -522,10 +478,19 @@ class ViT(vit.ViT):
       )
 
 
+def _class_of(fields: Mapping) -> type:
+  """Returns the paper's class if no field of this page differs from its default."""
+  paper = {f.name for f in dataclasses.fields(vit.ViT)}
+  defaults = {f.name: f.default for f in dataclasses.fields(ViT)}
+  same = all(fields[name] == defaults[name] for name in fields if name not in paper)
+  plain = same and fields.get('classifier', 'token') in vit.CLASSIFIERS
+  return vit.ViT if plain else ViT
+
+
 FAMILY = dataclasses.replace(
   vit.FAMILY,
   model=ViT,
-  plain=vit.ViT,
+  class_of=_class_of,
   before=rf'{vit.FAMILY.before}|embedding_norm/.*|registers|Transformer/(pre_norm|relpos)/.*',
   matrices=(
     *vit.FAMILY.matrices,

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import choose
 from vit_jax.kernels import ATTENDED, CONVOLVED, WEIGHTS
 
 # How much of a block the backward pass recomputes, from nothing to everything:
@@ -78,7 +78,7 @@ def stack(
   scan: bool = False,
   remat: str = 'none',
   train: bool = False,
-  between: Callable | None = None,
+  added=None,
   more: Callable[[int], dict] | None = None,
   shared: dict | None = None,
 ):
@@ -93,30 +93,20 @@ def stack(
     scan: whether to run one block in a loop of XLA's (`nn.scan`), which makes compilation
       shorter and the program smaller.
     remat: see `remat_policy`.
-    between: a function `between(i, x) -> x` of the input of block i, for example one that
-      inserts prompts. In a scan `i` is traced: it may index an array, and x must keep its
-      shape.
+    added: [1, N, D], such as positions, added to the input of every block but the first.
     more: a function `more(i)` that returns further keyword arguments of block i; not for
       scans.
     shared: further keyword arguments of every block.
 
   Returns:
     (x, {'block00': x, ...}): the output of each block.
-
-  Raises:
-    UserError: if `between` changes the shape of a scanned block's input.
   """
   policy = remat_policy(remat, scan)
   rates = rates if any(rates) else [None] * len(rates)
 
   def run(module, x, i, rate, **arguments):
-    if between is not None:
-      shape, x = x.shape, between(i, x)
-      if scan and x.shape != shape:
-        raise UserError(
-          f'{name}: the shape of tokens changed from {shape} to {x.shape} between scanned '
-          'blocks, which all take one shape. Keep the shape, or set scan=False.'
-        )
+    if added is not None:
+      x = x + jnp.where(i > 0, added, 0)
     arguments |= shared or {}
     call = lambda module, x: module(x, rate, train=train, **arguments)
     if policy is not None:  # A scan's loop keeps XLA from merging the two computations.
