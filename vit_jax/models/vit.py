@@ -1,7 +1,7 @@
 """Vision Transformer: "An Image is Worth 16x16 Words", arXiv 2010.11929.
 
-Differs from the paper in one default: the head is a single linear layer. The paper's
-pre-training head has one tanh hidden layer before it; `representation_size` gives it.
+It differs from the paper in one default: the head is a single linear layer. In pre-training
+the paper's head has a hidden layer with tanh before it, see `representation_size`.
 """
 
 import functools
@@ -42,9 +42,9 @@ ATTENTION = ('full', 'axial')
 
 
 class ViT(Classifier):
-  """Patches, a Transformer, a head: equations 1 to 4 of the paper.
+  """Patches, a Transformer and a head: equations 1 to 4 of the paper.
 
-  Fields up to `num_heads` come from `variant`. `models.vit_later` has those of later papers.
+  Fields up to `num_heads` come from `variant`. `models.vit_later` has fields of later papers.
   """
 
   patch_size: tuple[int, int] = (16, 16)
@@ -56,8 +56,8 @@ class ViT(Classifier):
   # (): only its root; None: no ResNet.
   stem_blocks: tuple[Depth, ...] | None = None
   stem_width: int = 64  # channels of the ResNet's root
-  # token: a learned cls token; gap: mean of patches; map: attention pooling of them;
-  # none: every patch is classified, logits are [B, h w, K].
+  # token: a learned cls token. gap: the mean of the patches. map: attention pooling of the
+  # patches. none: every patch is classified, and logits are [B, h w, K].
   classifier: Literal[CLASSIFIERS] = 'token'
   # Width of the tanh layer before the head in pre-training (section 3.1); None: no such
   # layer, as in fine-tuning.
@@ -67,30 +67,33 @@ class ViT(Classifier):
   # Where positions are added (Table 8). stem: before the first block; every: before every
   # block, each with a table of its own; shared: before every block, from one table.
   posemb_where: Literal[WHERE] = 'stem'
-  posemb_std: float | None = 0.02  # deviation of initial values; None: 1 / sqrt(width)
-  # axial (section D.6): each block is one along rows, then one along columns.
+  # Standard deviation of the initial position embeddings; None: 1 / sqrt(width).
+  posemb_std: float | None = 0.02
+  # axial (section D.6): each block is a block along rows, then a block along columns.
   attention: Literal[ATTENTION] = 'full'
-  # Appendix B.1: after the embedding and every dense layer but queries, keys and values.
+  # Dropout after the embedding and after every dense layer, except those that make queries,
+  # keys and values (appendix B.1).
   dropout: Share = 0.0
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  scan: bool = False  # blocks as one scanned block with stacked parameters
+  scan: bool = False  # whether to run one block in a loop, with stacked parameters
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Classifies images.
 
     Args:
-      images: [B, H, W, C] in [-1, 1]. Without a hybrid's stem, pixels behind the last
-        whole patch are cut off, see `crop_to_patches`.
-      train: dropout and stochastic depth, which need the 'dropout' rng.
+      images: [B, H, W, C] in [-1, 1]. Unless the model has a hybrid stem, pixels beyond the
+        last whole patch are cut off, see `crop_to_patches`.
+      train: whether to apply dropout and stochastic depth, which need the 'dropout' rng.
       features: whether the caller reads more of `out` than 'pre_logits'. If not, the
         last block (unless scanned) computes only the tokens that are classified.
 
     Returns:
-      (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens'
-      [B, N, D] before the first block, 'block00', ... [B, N, D], 'encoded' [B, N, D]
-      after the final norm of tokens, 'pre_logits' [B, D]; of hybrids also 'root', 'stage1', ...
-      [B, h, w, C]. With `features=False` only 'pre_logits'.
+      (logits [B, K] float32, out). `out` has named features: 'stem' [B, h, w, D], the
+      patches; 'tokens' [B, N, D], the input of the first block; 'block00', ... [B, N, D];
+      'encoded' [B, N, D], after the final norm; and 'pre_logits' [B, D]. For hybrids it also
+      has 'root', 'stage1', ... [B, h, w, C]. With `features=False` only 'pre_logits' is
+      defined.
     """
     check_images(images)
     self.check()
@@ -132,7 +135,8 @@ class ViT(Classifier):
       remat=self.remat,
       name='Transformer',
     )
-    # Nothing else of the last block reaches the logits: 7 % of a step at depth 12.
+    # The logits need only the class token of the last block. This saves 7 % of a step at
+    # depth 12.
     num_queries = 1 if self.classifier == 'token' and not features else None
     x, blocks = encoder(x, grid, train=train, num_queries=num_queries)  # [B, N, D]
     out |= blocks
@@ -204,14 +208,14 @@ class ViT(Classifier):
     if self.posemb_where != 'stem' and self.posemb not in ADDED:
       raise UserError(
         f'posemb_where={self.posemb_where!r} is for positions that are added to tokens, '
-        f'a posemb of {list(ADDED)}, not {self.posemb!r}: leave it out.'
+        f'{list(ADDED)}, not for posemb={self.posemb!r}: leave it out.'
       )
     if choose('attention', self.attention, ATTENTION) == 'full':
       return
     if self.prefix:
       raise UserError(
-        "attention='axial' is along rows and columns of patches, and a class token is in "
-        "none of them: choose classifier='gap', 'map' or 'none'."
+        "attention='axial' works along rows and columns of patches, and a class token is in "
+        "none of these: choose classifier='gap', 'map' or 'none'."
       )
     if self.posemb not in (*ADDED, 'none'):
       raise UserError(
@@ -224,11 +228,11 @@ class Encoder(nn.Module):
   """Position embedding, L blocks, final norm: equations 1 to 4.
 
   Attributes:
-    block: makes a block, given `name`.
+    block: a function of `name` that makes a block.
     rates: rates of stochastic depth of the L blocks.
-    dropout: rate after the position embedding.
-    added: makes the positions that are added to tokens; None: none are.
-    shared: whether they are added before every block, not before the first alone.
+    dropout: dropout rate after the position embedding.
+    added: a function that makes the positions that are added to tokens; None: no positions.
+    shared: whether they are added before every block, or only before the first.
     scan, remat: see `stack`.
   """
 
@@ -242,12 +246,12 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(self, x, grid, *, train=False, num_queries=None):
-    """Runs the blocks on a grid (h, w) of tokens, others in front of them.
+    """Runs the blocks on a grid (h, w) of tokens, which may have other tokens before them.
 
     Args:
       x: [B, N, D].
-      num_queries: how many tokens the caller needs, from the first on; None: all. The
-        last block computes only these, unless the blocks are scanned.
+      num_queries: the number of first tokens that the caller needs; None: all. The last
+        block computes only these, unless the blocks are scanned.
 
     Returns:
       (normalised tokens [B, N, D] in float32, {name: [B, N, D]}).
@@ -278,11 +282,13 @@ class EncoderBlock(nn.Module):
   """x + attention(norm(x)), then x + mlp(norm(x)): equations 2 and 3.
 
   Attributes:
-    attention, mlp, norm: make these layers, given `name`.
-    dropout: rate after attention and after the MLP.
+    attention, mlp, norm: functions of `name` that make these layers.
+    dropout: dropout rate after attention and after the MLP.
     grid: (h, w) of the last h * w tokens.
-    added: makes the positions that are added to the block's input; None: none are.
-    in_attention: makes the positions that act on queries and keys; None: none do.
+    added: a function that makes the positions that are added to the block's input; None:
+      no positions.
+    in_attention: a function that makes the positions that act on queries and keys; None:
+      no positions.
   """
 
   attention: Callable[..., nn.Module]
@@ -295,7 +301,7 @@ class EncoderBlock(nn.Module):
 
   @nn.compact
   def __call__(self, x, depth_rate=None, *, train: bool = False, num_queries=None):
-    """Maps [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it."""
+    """Maps [B, N, D] to [B, N, D], or to its first tokens [B, num_queries, D]."""
 
     def drop(y):
       y = Dropout(self.dropout)(y, deterministic=not train)
@@ -335,10 +341,10 @@ class AxialAttention(MultiHeadDotProductAttention):
 
 
 class AxialBlock(nn.Module):
-  """A block whose tokens attend along rows, then one along columns (section D.6).
+  """A block along rows, then a block along columns (section D.6).
 
   Attributes:
-    rows, columns: make the two blocks, given `name`.
+    rows, columns: functions of `name` that make the two blocks.
   """
 
   rows: Callable[..., nn.Module]
@@ -381,9 +387,9 @@ def make_axial(block: Callable, heads: dict, grid: tuple[int, int]) -> Callable:
   )
 
 
-# width, depth, MLP width, heads. Ti, S: DeiT (arXiv 2012.12877); B, L, H: Table 1 of
-# the paper; M, So400m, mu: big_vision; g, G: arXiv 2106.04560 Table 2; the *-opt
-# shapes: arXiv 2305.13035; e: arXiv 2209.06794.
+# Width, depth, MLP width and heads. B, L and H are from Table 1 of the paper; Ti and S from
+# DeiT (arXiv 2012.12877); M, So400m and mu from big_vision; g and G from arXiv 2106.04560,
+# Table 2; the *-opt shapes from arXiv 2305.13035; and e from arXiv 2209.06794.
 VARIANTS = {
   'mu': (32, 1, 128, 2),
   'Ti': (192, 12, 768, 3),
@@ -416,8 +422,8 @@ def variant(name: str) -> dict:
   if not match or match[2] not in VARIANTS or match[3] == '0' or match[4] == '0':
     size = str(name).split('/')[0].split('+')[-1]
     raise UserError(
-      f"Unknown ViT variant {name!r}: SIZE/PATCH such as 'B/16', or a hybrid such as "
-      f"'R50+B/16', SIZE one of {list(VARIANTS)}.{did_you_mean(size, VARIANTS)}"
+      f"Unknown ViT variant {name!r}: expected SIZE/PATCH, such as 'B/16', or a hybrid, such "
+      f"as 'R50+B/16', with SIZE one of {list(VARIANTS)}.{did_you_mean(size, VARIANTS)}"
     )
   width, depth, mlp_dim, num_heads = VARIANTS[match[2]]
   fields = dict(width=width, depth=depth, mlp_dim=mlp_dim, num_heads=num_heads)

@@ -1,7 +1,7 @@
-"""Later Vision Transformers: the paper's, with the parts that later papers changed.
+"""Later Vision Transformers: the paper's model with parts that later papers changed.
 
-`ViT` adds their fields to those of `models.vit.ViT`. `models.build` takes the paper's class
-for a model that sets none of them; all others are composed here, of the same layers.
+`ViT` adds fields of later papers to those of `models.vit.ViT`, and is composed of the same
+layers. `models.build` takes the paper's class for a model that sets none of these fields.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from vit_jax.nn.positions import (
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 CLASSIFIERS = (*vit.CLASSIFIERS, 'token_mean', 'distilled')
-# How many tokens before the patches a classifier reads.
+# The number of tokens before the patches that a classifier reads.
 READS_PREFIX = {'token': 1, 'token_mean': 1, 'distilled': 2}
 ROPES = ('none', *(kind for kind in positions.ROPES if kind != 'rotary'))
 BIASES = {
@@ -64,24 +64,25 @@ def prefix(fields: Mapping) -> int:
 
 
 class Layers(NamedTuple):
-  """What a block computes with; a number ends the name of each layer."""
+  """The layers of a block. The name of each layer ends with a number."""
 
-  x: Any  # [B, N, D] with positions
+  x: Any  # the block's input [B, N, D], with positions
   first: Callable  # tokens [B, N, D] -> the first num_queries, which the block returns
   norm: Callable[[int], nn.Module]
   attention: Callable[[int], Callable]
   mlp: Callable[[int], Callable]
-  scale: Callable  # (number, branch) -> branch, with LayerScale if the block has it
-  drop: Callable  # dropout and stochastic depth of a branch
+  scale: Callable  # (number, branch) -> branch; applies LayerScale if the block has it
+  drop: Callable  # branch -> branch; applies dropout and stochastic depth
 
 
 class Block(vit.EncoderBlock):
-  """The layers of the blocks below, each of which is an equation.
+  """Base class of the blocks below. It makes their layers, and each block is an equation.
 
-  Blocks map [B, N, D] to [B, N, D], or to the first [B, num_queries, D] of it.
+  Blocks map [B, N, D] to [B, N, D], or to its first tokens [B, num_queries, D].
 
   Attributes:
-    relpos: makes the block's own table of relative positions; None: it has none.
+    relpos: a function that makes the block's own table of relative positions; None: no
+      table.
     layer_scale, layer_scale_where: see `ViT`.
   """
 
@@ -99,11 +100,11 @@ class Block(vit.EncoderBlock):
     bias=None,
     kv_heads=None,
   ) -> Layers:
-    """Returns the layers for x [B, N, D], from within `__call__`.
+    """Returns the layers for x [B, N, D]. For use within `__call__`.
 
     Args:
-      bias: [1, M, N, N] of scores, shared by all blocks, or None.
-      kv_heads: heads of keys and values; None: as many as of queries.
+      bias: a bias [1, M, N, N] of scores that all blocks share, or None.
+      kv_heads: number of heads of keys and values; None: as many as heads of queries.
     """
     if self.relpos is not None:
       bias = self.relpos()(x.shape[1])
@@ -200,11 +201,13 @@ class Encoder(vit.Encoder):
   """The paper's `Encoder` with further norms, positions and heads.
 
   Attributes:
-    norm: makes a norm in float32, given `name`.
+    norm: a function of `name` that makes a norm in float32.
     pre_norm: whether there is a norm before the first block.
     final_norm: see `ViT`.
-    relpos: makes a table of relative positions for all blocks; None: there is none.
-    kv_heads: heads of keys and values of each block; None: as many as of queries.
+    relpos: a function that makes a table of relative positions for all blocks; None: no
+      table.
+    kv_heads: number of heads of keys and values in each block; None: as many as heads of
+      queries.
   """
 
   norm: Callable[..., nn.Module]
@@ -215,7 +218,7 @@ class Encoder(vit.Encoder):
 
   @nn.compact
   def __call__(self, x, grid, *, train=False, num_queries=None):
-    """Runs the blocks; arguments and results are those of the paper's `Encoder`."""
+    """Runs the blocks. Arguments and results are those of the paper's `Encoder`."""
     added = None
     if self.added is not None:
       added = self.added()(x, grid)  # [1, N, D]
@@ -258,47 +261,56 @@ class Encoder(vit.Encoder):
 
 
 class ViT(vit.ViT):
-  """Patches, a Transformer, a head, with the fields of later papers."""
+  """Patches, a Transformer and a head, with the fields of later papers."""
 
-  # token_mean: cls token and mean side by side (DINOv2's linear probes); distilled: the
-  # mean of two heads, on the cls token and the first register (DeiT, arXiv 2012.12877).
-  # For the others see `models.vit`.
+  # token_mean: the cls token and the patches' mean side by side (DINOv2's linear probes).
+  # distilled: the mean of two heads, one on the cls token and one on the first register
+  # (DeiT, arXiv 2012.12877). For the others see `models.vit`.
   classifier: Literal[CLASSIFIERS] = 'token'
-  cls_token: bool | None = None  # None: only where the classifier reads it
-  # Register tokens behind the cls token (arXiv 2309.16588). DeiT's distillation token is one.
+  # Whether the model has a cls token; None: only if the classifier reads it.
+  cls_token: bool | None = None
+  # Number of register tokens after the cls token (arXiv 2309.16588). DeiT's distillation
+  # token counts as one.
   registers: Annotated[int, Range(0, 2**16)] = 0
   projection: Count | None = None  # width of a linear layer before the head (CLIP's)
-  unit: bool = False  # scales the head's input to unit length, as for texts
-  # Tokens with a learned position beside the patches: all; the cls token alone (DINOv2);
-  # none (big_vision, DeiT III, FlexiViT).
+  # Whether the head's input is scaled to unit length, as for comparison with texts.
+  unit: bool = False
+  # Which tokens before the patches have a learned position. prefix: all. cls: only the cls
+  # token (DINOv2). patches: none (big_vision, DeiT III, FlexiViT).
   posemb_tokens: Literal[TOKENS] = 'prefix'
   rope: Literal[ROPES] = 'none'  # rotary positions of patches, see `nn.positions.ROPES`
-  rope_base: float | tuple[float, ...] | None = None  # None: the kind's; or all periods
-  # The grid that 'eva' and 'pe' scale places to.
+  # Base of the rotary frequencies, or a tuple of all periods; None: the base of the kind.
+  rope_base: float | tuple[float, ...] | None = None
+  # The grid to whose size the rope kinds 'eva' and 'pe' scale positions.
   rope_reference: tuple[int, int] | None = None
-  # (shift, jitter, rescale) of places in training, arXiv 2508.10104, section 3.2.
+  # (shift, jitter, rescale), the augmentation of rotary positions in training
+  # (arXiv 2508.10104, section 3.2).
   rope_augment: tuple[float, float, float] | None = None
-  # Learned biases of scores by offset (BEiT, arXiv 2106.08254), of each layer or of all.
+  # Learned biases of scores for each offset (BEiT, arXiv 2106.08254). layer: each layer has
+  # a table of its own. shared: all layers have one table.
   relpos: Literal[TABLES] = 'none'
-  block: Literal[tuple(BLOCKS)] = 'pre'  # see the class of each
+  block: Literal[tuple(BLOCKS)] = 'pre'  # see the classes in BLOCKS
   mlp: Literal['mlp', 'swiglu'] = 'mlp'  # swiglu: gated (arXiv 2002.05202)
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
-  # The projections with a bias; qv in BEiT and DINOv3.
+  # The projections that have a bias; 'qv' in BEiT and DINOv3.
   qkv_bias: Literal[tuple(BIASES)] = 'qkv'
-  dense_bias: bool = True  # the attention's last projection and the MLP; not in AIMv2
-  patch_bias: bool = True  # not in CLIP
-  head_bias: bool = True  # not in CLIP's projection
+  # Whether the attention's last projection and the MLP have biases; False in AIMv2.
+  dense_bias: bool = True
+  patch_bias: bool = True  # whether the patch embedding has a bias; False in CLIP
+  # Whether the head has a bias; False for CLIP's projection, which is the head here.
+  head_bias: bool = True
   # Heads of keys and values per layer (arXiv 2305.13245); None: num_heads.
   kv_heads: tuple[int, ...] | None = None
-  layer_scale: float | None = None  # initial value (CaiT, arXiv 2103.17239); None: none
+  # Initial value of LayerScale (CaiT, arXiv 2103.17239); None: no LayerScale.
+  layer_scale: float | None = None
   layer_scale_where: Literal['both', 'attention'] = 'both'
   norm: Literal[tuple(NORMS)] = 'layer'
-  norm_eps: float = 1e-6  # every norm's; transformers' ViT has 1e-12 by default
+  norm_eps: float = 1e-6  # epsilon of all norms; transformers' ViT has 1e-12 by default
   # Further norms: patches before positions (AIMv2), tokens before the first block (CLIP),
   # queries and keys, the attention's output and the MLP's hidden layer (EVA-02).
   extra_norms: tuple[Literal[EXTRA_NORMS], ...] = ()
-  # pooled: behind the pooling, as timm's for means; untied: cls token and registers have
-  # one of their own (arXiv 2508.10104).
+  # pooled: the final norm follows the pooling, as in timm's models with mean pooling.
+  # untied: cls token and registers have a norm of their own (arXiv 2508.10104).
   final_norm: Literal[FINAL_NORMS] = 'tokens'
   map_heads: Count | None = None  # heads of attention pooling; None: num_heads
   map_mlp_dim: Count | None = None  # None: mlp_dim
@@ -307,10 +319,11 @@ class ViT(vit.ViT):
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies images; arguments and results are those of the paper's `ViT`."""
+    """Classifies images. Arguments and results are those of the paper's `ViT`."""
     check_images(images)
     self.check()
-    norm = functools.partial(NORMS[self.norm], eps=self.norm_eps)  # in float32
+    # A norm in float32, and a norm in the body's dtype.
+    norm = functools.partial(NORMS[self.norm], eps=self.norm_eps)
     body_norm = functools.partial(norm, self.dtype)
 
     # Patches.
@@ -406,7 +419,7 @@ class ViT(vit.ViT):
     out |= blocks
     out['encoded'] = x
 
-    # The vectors [B, D] that are classified; [B, 2, D] if 'distilled'.
+    # The vectors that are classified, [B, D], or [B, 2, D] if 'distilled'.
     patches = x[:, self.prefix :] if self.prefix else x
     match choose('classifier', self.classifier, CLASSIFIERS):
       case 'token':
