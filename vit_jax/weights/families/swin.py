@@ -246,7 +246,7 @@ def check_single(fields: dict, format: str, one_window: bool) -> None:
   """Raises ValueError unless patches are square and, with `one_window`, windows are equal."""
   for key in ('patch_size', *(['windows'] if one_window else ())):
     if len(set(fields[key])) > 1:
-      raise ValueError(f'{format} takes one number for {key}, not {tuple(fields[key])}')
+      raise ValueError(f'{format} takes one number, not {key}={tuple(fields[key])}')
 
 
 def shared_arguments(fields: dict) -> dict:
