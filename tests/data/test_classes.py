@@ -93,7 +93,7 @@ REFUSED = [
   ('digits', [3, 10], ('digits', '10', '0 to 9')),
   ('digits', ['tree'], ('digits', "'tree'", "'0'")),
   ('synthetic', ['tree'], ('synthetic', "'tree'", 'index')),
-  ([{'source': 'digits'}], [1], ('config.data.classes', "'classes'")),
+  ([{'source': 'digits'}], [1], ('classes', 'list', "'classes'")),
   ('arrays:several.npz', [0], ('several.npz', 'classes', 'folder')),
 ]
 

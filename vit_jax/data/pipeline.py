@@ -45,11 +45,12 @@ def _check_options(where: str, options: dict, data: dict) -> None:
 def _build(source, split, options, classes):
   if isinstance(source, str):
     return sources.build(source, split, classes=classes, **options)
-  if options or classes is not None:
+  if options:
     raise ValueError(
-      'a list of sources takes no source_options and classes: each part has its own '
-      "'options' and 'classes'"
+      "source_options with a list of sources: give each part its 'options'"
     )
+  if classes is not None:
+    raise ValueError("classes with a list of sources: give each part its own 'classes'")
   return mixture.build(source, split)
 
 
