@@ -137,7 +137,7 @@ def test_what_cannot_be_mapped():
   ):
     with pytest.raises(UserError, match=naming(*named)):
       vit_jax.attention_maps(loaded, PIXELS, kind, **options)
-  with pytest.raises(UserError, match=naming('logit')):
+  with pytest.raises(UserError, match=naming('logits')):
     vit_jax.attention_maps(tiny(classifier='none'), PIXELS, 'gradient')
   for options in (dict(deep=True), dict(deep=False, pool='both')):
     with pytest.raises(UserError, match=naming('prompts', 'gradient')):
