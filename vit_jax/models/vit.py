@@ -176,9 +176,9 @@ class ViT(Classifier):
     return jnp.broadcast_to(tokens.astype(x.dtype), (B, number, D))
 
   def make_positions(self, grid: tuple[int, int], tokens: str = 'prefix'):
-    """Returns what makes the positions: (those added to tokens, those in attention).
+    """Returns two functions that make positions: those added to tokens, and in attention.
 
-    None stands for positions that the model does not have.
+    A function is None if the model has no such positions.
 
     Args:
       tokens: which tokens before the patches have added positions, see `PositionEmbedding`.
@@ -256,15 +256,24 @@ class Encoder(nn.Module):
     Returns:
       (normalised tokens [B, N, D] in float32, {name: [B, N, D]}).
     """
-    added = None
-    if self.added is not None:
-      added = self.added()(x, grid)  # [1, N, D]
-      x = x + added
-    x = Dropout(self.dropout)(x, deterministic=not train)
-    out = {'tokens': x}
+    x, added = self._add_positions(x, grid, train)
     own = {} if num_queries is None else {'num_queries': num_queries}
     last = len(self.rates) - 1
-    x, blocks = stack(
+    more = lambda i: own if i == last else {}
+    x, out = self._run_blocks(x, added, train, more=more)
+    return LayerNorm(name='encoder_norm')(x), out
+
+  def _add_positions(self, x, grid, train: bool):
+    """Adds positions and applies dropout: (tokens, positions [1, N, D] or None)."""
+    added = None
+    if self.added is not None:
+      added = self.added()(x, grid)
+      x = x + added
+    return Dropout(self.dropout)(x, deterministic=not train), added
+
+  def _run_blocks(self, x, added, train: bool, **options):
+    """Runs the blocks: (x, {'tokens': their input, 'block00': ...}). For options see `stack`."""
+    y, blocks = stack(
       self.block,
       x,
       name='encoderblock',
@@ -273,9 +282,9 @@ class Encoder(nn.Module):
       remat=self.remat,
       train=train,
       added=added if self.shared else None,
-      more=lambda i: own if i == last else {},
+      **options,
     )
-    return LayerNorm(name='encoder_norm')(x), out | blocks
+    return y, {'tokens': x, **blocks}
 
 
 class EncoderBlock(nn.Module):
@@ -375,7 +384,12 @@ def _unfold(x, grid: tuple[int, int], axis: str):
 
 
 def make_axial(block: Callable, heads: dict, grid: tuple[int, int]) -> Callable:
-  """Returns what makes an `AxialBlock` of two `block`s; heads: fields of attention."""
+  """Returns a function of `name` that makes an `AxialBlock` of two blocks.
+
+  Args:
+    block: makes an `EncoderBlock`.
+    heads: fields of its attention.
+  """
   along = functools.partial(AxialAttention, **heads, grid=grid)
   rows = functools.partial(along, axis='rows')
   columns = functools.partial(along, axis='columns')

@@ -29,14 +29,8 @@ from vit_jax.nn.layers import (
   linear_head,
   unit,
 )
-from vit_jax.nn.positions import (
-  IN_ATTENTION,
-  TABLES,
-  TOKENS,
-  Rope,
-  TableOfOffsets,
-)
-from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
+from vit_jax.nn.positions import IN_ATTENTION, TABLES, TOKENS, Rope, TableOfOffsets
+from vit_jax.nn.stack import StochasticDepth, depth_rates
 
 CLASSIFIERS = (*vit.CLASSIFIERS, 'token_mean', 'distilled')
 # The number of tokens before the patches that a classifier reads.
@@ -53,8 +47,8 @@ EXTRA_NORMS = ('patches', 'tokens', 'qk', 'attention', 'mlp')
 
 def has_cls(fields: Mapping) -> bool:
   """Whether a ViT of these fields has a class token."""
-  if (stated := fields.get('cls_token')) is not None:
-    return stated
+  if fields.get('cls_token') is not None:
+    return fields['cls_token']
   return fields.get('classifier', 'token') in READS_PREFIX
 
 
@@ -219,14 +213,9 @@ class Encoder(vit.Encoder):
   @nn.compact
   def __call__(self, x, grid, *, train=False, num_queries=None):
     """Runs the blocks. Arguments and results are those of the paper's `Encoder`."""
-    added = None
-    if self.added is not None:
-      added = self.added()(x, grid)  # [1, N, D]
-      x = x + added
-    x = Dropout(self.dropout)(x, deterministic=not train)
+    x, added = self._add_positions(x, grid, train)
     if self.pre_norm:
       x = self.norm(name='pre_norm')(x).astype(x.dtype)
-    out = {'tokens': x}
 
     def arguments(i):
       own = {}
@@ -237,19 +226,8 @@ class Encoder(vit.Encoder):
       return own
 
     bias = None if self.relpos is None else self.relpos()(x.shape[1])
-    x, blocks = stack(
-      self.block,
-      x,
-      name='encoderblock',
-      rates=self.rates,
-      scan=self.scan,
-      remat=self.remat,
-      train=train,
-      added=added if self.shared else None,
-      more=arguments,
-      shared={} if bias is None else {'bias': bias},
-    )
-    out |= blocks
+    shared = {} if bias is None else {'bias': bias}
+    x, out = self._run_blocks(x, added, train, more=arguments, shared=shared)
     if self.final_norm in ('none', 'pooled'):
       return x.astype(jnp.float32), out
     norm = self.norm(name='encoder_norm')
@@ -511,8 +489,5 @@ FAMILY = dataclasses.replace(
   ),
   pairs=r'Transformer/(encoderblock_\d+/)?relpos/table',
   any_size=lambda fields: vit.FAMILY.any_size(fields) and fields['relpos'] == 'none',
-  published=(
-    *timm.PUBLISHED,
-    *vit.FAMILY.published,
-  ),
+  published=(*timm.PUBLISHED, *vit.FAMILY.published),
 )
