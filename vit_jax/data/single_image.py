@@ -1,7 +1,7 @@
 """String pipelines for prediction, without TensorFlow.
 
-Pillow decodes the images, with the result of `decode(precise=True)`. The ops run in NumPy;
-random ops are for training and raise an error here.
+Pillow decodes the images, with the result of `decode(precise=True)`. The ops run in NumPy.
+An op without a NumPy twin, such as the random ops of training, raises an error.
 """
 
 import io
@@ -30,8 +30,8 @@ class SingleImage:
     pads: whether an op of `pp` adds a mask of padding.
 
   Raises:
-    UserError: for a malformed pipeline, a random op, or an op that pads images whose masks
-      the caller does not read.
+    UserError: for a malformed pipeline, an op without a NumPy twin, or an op that pads
+      images whose masks the caller does not read.
   """
 
   def __init__(self, pp: str, masks: bool = False):
@@ -41,13 +41,14 @@ class SingleImage:
     self.pads = any('image_mask' in op.maps for op in ops)
     with prefix_errors(f'pp {pp!r}'):
       registry.check_images(op.name for op in ops)
-      if random := [op.name for op in ops if op.numpy is None]:
+      if training := [op.name for op in ops if op.numpy is None]:
         raise ValueError(
-          f'{random[0]} is a random op of training: use the pp of an evaluation'
+          f'{training[0]} is an op of training, without a NumPy twin: use the pp of an '
+          'evaluation'
         )
       if self.pads and not masks:
         raise ValueError(
-          'the model needs the mask of the padding, which `single_image.features` returns'
+          'the model needs the mask of the padding: use data.single_image.features'
         )
     self._steps: list[Callable] = [op.numpy for op in ops]
     self._target = registry.target_of_decode(ops)

@@ -104,7 +104,7 @@ def fields_of(row: dict) -> dict:
 
 
 class _Options:
-  """A model's timm options, with their defaults. It records which options were read."""
+  """A model's timm options, with their defaults. Records which options were read."""
 
   def __init__(self, defaults: dict, row: dict):
     self.values, self.read = defaults | row, set()
@@ -114,8 +114,10 @@ class _Options:
     self.read.add(key)
     value = self.values.get(key)
     if known and value not in known:
-      expected = f'one of {list(known)} is.{did_you_mean(str(value), map(str, known))}'
-      raise ValueError(f'{key}={value!r} of timm is not read: {expected}')
+      near = did_you_mean(str(value), map(str, known))
+      raise ValueError(
+        f"timm's {key}={value!r} is unknown, expected one of {list(known)}.{near}"
+      )
     return value
 
 
@@ -127,11 +129,13 @@ def _shared(get: _Options, names: dict[str, str]) -> dict:
     r'(LayerNorm|RmsNorm|layernorm|rmsnorm)(?:\(eps=([\d.e-]+)\))?', get('norm_layer')
   )
   if not norm:
-    raise ValueError(f'norm_layer={get("norm_layer")!r} of timm is not read')
+    raise ValueError(
+      f"timm's norm_layer={get('norm_layer')!r} is unknown, expected LayerNorm or RmsNorm"
+    )
   classifier = _POOLS[get('global_pool', *_POOLS)]
   has_cls = get('class_token')
   if classifier == 'token' and not has_cls:
-    raise ValueError("global_pool='token' of timm needs its class_token")
+    raise ValueError("timm's global_pool='token' needs its class_token")
   pooled = classifier == 'gap' if own('pooled') is None else own('pooled')
   has_final = own('final') if 'final' in names else True
   return dict(
@@ -156,7 +160,9 @@ def _shared(get: _Options, names: dict[str, str]) -> dict:
 def _vit(get: _Options) -> dict:
   act = re.sub(r'\W.*', '', str(get('act_layer') or 'gelu')).lower()
   if act not in _ACTS:
-    raise ValueError(f'act_layer={act!r} of timm is not read: one of {list(_ACTS)} is')
+    raise ValueError(
+      f"timm's act_layer={act!r} is unknown, expected one of {list(_ACTS)}"
+    )
   fields = dict(
     posemb=get('pos_embed', 'learn', 'none'),
     qkv_bias='qkv' if get('qkv_bias') else 'none',
@@ -212,7 +218,7 @@ def _rope(get: _Options) -> dict:
   rope = next((name for name, row in ROPES.items() if row == values), None)
   first, reference = get('rope_grid_offset') or 0, get('ref_feat_shape')
   if rope is None or first != (rope == 'pe' and get('class_token')):
-    raise ValueError(f'rotary positions {(*values, first)} of timm are not read')
+    raise ValueError(f"timm's rotary positions {(*values, first)} are not supported")
   fields = {'rope': rope}
   if reference and rope in ('eva', 'pe'):
     fields['rope_reference'] = tuple(reference)

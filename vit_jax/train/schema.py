@@ -20,7 +20,7 @@ from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.train import loggers, metrics
-from vit_jax.weights import zoo
+from vit_jax.weights import formats, zoo
 
 
 def check_model(where: str, section: dict, config: dict) -> None:
@@ -201,18 +201,11 @@ def fill_model(config: dict, inferred: dict) -> dict:
   if 'name' in inferred:
     fields = models.signature(inferred['name']).parameters
     own = {k: value for k, value in own.items() if value is not None or k in fields}
-  model = _merge_keys(own, inferred)
+  model = formats.merge_fields(own, inferred)
   check_model('config.model', model, {})
   new = [key for key, value in model.items() if key not in own or own[key] != value]
   resolved = {**config.get('resolved', {}), 'inferred': new}
   return {**config, 'model': model, 'resolved': resolved}
-
-
-def _merge_keys(own: dict, inferred: dict) -> dict:
-  """Merges inferred keys into a section and its backbone; the user's keys win."""
-  both = [x.get('backbone') for x in (own, inferred)]
-  inside = {'backbone': _merge_keys(*both)} if all(both) else {}
-  return {**inferred, **own, **inside}
 
 
 def convert_periods(config: dict, total_steps: int) -> dict:

@@ -51,24 +51,22 @@ Reader = Callable[[dict, str], Facts]
 def ours(config: dict, defaults: dict) -> Facts:
   """Reads our own config; `defaults` are the fields of a file without one."""
   own = section(config, 'vit_jax')
-  fields, names = section(own, 'fields'), own.get('class_names')
-  fields = {key: _tuples(x) for key, x in fields.items()}
+  names = own.get('class_names')
   names = imagenet.class_names(names) if isinstance(names, str) else names
-  size = pair(own.get('image_size'))
   return Facts(
-    fields=defaults | fields,
-    image_size=size,
+    fields=defaults | _to_tuples(section(own, 'fields')),
+    image_size=pair(own.get('image_size')),
     class_names=texts(names),
     pp=own.get('pp'),
     config=config,
   )
 
 
-def _tuples(value):
+def _to_tuples(value):
   """Replaces the lists in a JSON value by tuples."""
   if isinstance(value, dict):
-    return {key: _tuples(x) for key, x in value.items()}
-  return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return {key: _to_tuples(x) for key, x in value.items()}
+  return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
 
 
 def google(**defaults) -> Reader:

@@ -172,7 +172,7 @@ class Format:
     }
     table = self.rules(zeros, facts) if callable(self.rules) else self.rules
     blanks = rename_arrays(zeros, table)
-    fields = _merge_fields(facts.fields, self.infer(blanks))
+    fields = merge_fields(facts.fields, self.infer(blanks))
     fields |= self.conclude(blanks, fields, facts)
     body = fields.get('backbone') or fields
     depth = body.get('depth') or sum(body.get('blocks') or body.get('depths') or ())
@@ -234,13 +234,11 @@ def rename_arrays(arrays: Arrays, table: Table) -> Arrays:
   return flat
 
 
-def _merge_fields(stated: Fields, inferred: Fields) -> Fields:
-  """Merges inferred fields into the config's, which win, in the model and its backbone."""
-  fields = inferred | stated
+def merge_fields(own: Fields, inferred: Fields) -> Fields:
+  """Merges inferred fields of a model and of its backbone into its own, which win."""
+  fields = inferred | own
   if isinstance(inferred.get('backbone'), dict):
-    fields['backbone'] = _merge_fields(
-      stated.get('backbone') or {}, inferred['backbone']
-    )
+    fields['backbone'] = merge_fields(own.get('backbone') or {}, inferred['backbone'])
   return fields
 
 

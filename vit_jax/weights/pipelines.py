@@ -73,11 +73,12 @@ def read_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   if name in ('Bit', 'CLIP') and type(processor['size']) is int:
     # Before 2023 a number stood for the shortest edge.
     processor['size'] = {'shortest_edge': processor['size']}
-  factor = processor.get('do_rescale', True) and processor.get(
-    'rescale_factor', 1 / 255
-  )
-  if abs(factor * 255 - 1) > 1e-6:
-    raise ValueError(f'do_rescale multiplies by {factor}, expected 1 / 255')
+  rescales = processor.get('do_rescale', True)
+  factor = processor.get('rescale_factor', 1 / 255)
+  if not rescales or abs(factor * 255 - 1) > 1e-6:
+    raise ValueError(
+      f'do_rescale={rescales}, rescale_factor={factor}: expected True and 1 / 255'
+    )
   if (resample := processor.get('resample', 2)) not in _RESAMPLE:
     raise ValueError(f'resample={resample} is unknown, expected one of {_RESAMPLE}')
   method = _RESAMPLE[resample]

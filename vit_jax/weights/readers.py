@@ -171,8 +171,12 @@ def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
 
 
 # Types of arrays in a safetensors file that are read only when they are used.
-_FLOATS = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16}
-_FLOATS |= {'BF16': jnp.bfloat16}
+_FLOATS = {
+  'F64': np.float64,
+  'F32': np.float32,
+  'F16': np.float16,
+  'BF16': jnp.bfloat16,
+}
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | _Stored], dict]:
@@ -188,9 +192,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | _Stored], dict
       else:
         arrays[name] = file.get_tensor(name)
     config = (file.metadata() or {}).get('config')
-  return arrays, _parse_json(
-    config, f"{path}: 'config' in its metadata"
-  ) if config else {}
+  where = f"{path}: 'config' in its metadata"
+  return arrays, _parse_json(config, where) if config else {}
 
 
 def _load_tensor(path: Path, file, name: str) -> np.ndarray:

@@ -47,7 +47,7 @@ def infer(flat: dict) -> dict:
   )
 
 
-def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
+def _grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns the grid (h, w) of patches. A Mixer takes only one number of patches.
 
   Returns None if that number is not a square number.
@@ -80,7 +80,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   return configs.timm_config(architecture, 'avg', args, fields, image_size, class_names)
 
 
-_format = functools.partial(Format, family='mixer', infer=infer, grid=grid)
+_format = functools.partial(Format, family='mixer', infer=infer, grid=_grid)
 FORMATS = (
   _format(
     name='google',

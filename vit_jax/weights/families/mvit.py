@@ -27,7 +27,7 @@ def block(theirs: str, ours: str, heads: int, shortcut: str) -> Table:
   )
 
 
-def outer_rules(head: str) -> Table:
+def _outer_rules(head: str) -> Table:
   """Makes the rules of everything but the blocks. `head` is the head's name in the file."""
   return table(
     Rule('cls_token', 'cls'),
@@ -43,7 +43,7 @@ def timm(heads: list[int], shortcut: str) -> Table:
     block(f'stages.{s}.blocks.{{i}}', f'stage{s + 1}_block_{{i}}', n, shortcut)
     for s, n in enumerate(heads)
   ]
-  return table(outer_rules('head.fc'), stages)
+  return table(_outer_rules('head.fc'), stages)
 
 
 def authors(heads: list[int]) -> Table:
@@ -56,7 +56,7 @@ def authors(heads: list[int]) -> Table:
   for n, number in enumerate(heads):
     ours = f'stage{stages.index(number) + 1}_block_{n - heads.index(number)}'
     blocks.append(block(f'blocks.{n}', ours, number, 'proj'))
-  return table(outer_rules('head.projection'), *blocks)
+  return table(_outer_rules('head.projection'), *blocks)
 
 
 def count_heads(arrays, attention: str) -> list[int]:
@@ -83,12 +83,12 @@ def _timm_rules(arrays, facts) -> Table:
 
 def _timm_write_rules(flat, fields) -> Table:
   shortcut = {'attention': 'shortcut_proj_attn', 'mlp': 'shortcut_proj_mlp'}
-  return timm(heads_of_stages(fields), shortcut[fields['expand']])
+  return timm(_heads_of_stages(fields), shortcut[fields['expand']])
 
 
 def heads_of_blocks(fields: dict) -> list[int]:
   """Returns the number of heads of each block."""
-  pairs = zip(heads_of_stages(fields), fields['depths'], strict=True)
+  pairs = zip(_heads_of_stages(fields), fields['depths'], strict=True)
   return [n for n, depth in pairs for _ in range(depth)]
 
 
@@ -96,18 +96,16 @@ def _authors_write_rules(flat, fields) -> Table:
   return authors(heads_of_blocks(fields))
 
 
-def heads_of_stages(fields: dict) -> list[int]:
+def _heads_of_stages(fields: dict) -> list[int]:
   """Returns the number of heads of each stage."""
   return [fields['num_heads'] << s for s in range(len(fields['depths']))]
 
 
 def infer(flat: dict) -> dict:
   """Infers the model's fields from its parameters."""
-  width, stages = (
-    columns(flat, 'stem/conv/kernel'),
-    layers.count_blocks(flat, 'norm1/scale'),
-  )
-  numbers = range(len(stages))
+  width = columns(flat, 'stem/conv/kernel')
+  depths = layers.count_blocks(flat, 'norm1/scale')
+  numbers = range(len(depths))
   kernels = [flat[f'stage{s + 1}_block_0/attention/query/kernel'] for s in numbers]
   heads = [x.shape[1] for x in kernels]
   widths = [x.shape[1] * x.shape[2] for x in kernels]
@@ -119,7 +117,7 @@ def infer(flat: dict) -> dict:
   return dict(
     width=width,
     num_heads=heads[0],
-    depths=stages,
+    depths=depths,
     expand='mlp' if from_stage_1 else 'attention',
     mlp_ratio=flat['stage1_block_0/mlp/Dense_0/kernel'].shape[1] / width,
     classifier='token' if 'cls' in flat else 'gap',
@@ -127,7 +125,7 @@ def infer(flat: dict) -> dict:
   )
 
 
-def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
+def _grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Derives the last map's (h, w) from the tables of the first block."""
   tables = 'stage1_block_0/attention/relative_positions/'
   sides = ((len(flat[tables + name]) + 1) // 2 for name in ('rows', 'columns'))
@@ -225,7 +223,7 @@ def _authors_config(fields, image_size, class_names) -> dict:
   return configs.google_config()(fields, image_size, class_names)
 
 
-_format = functools.partial(Format, family='mvit', infer=infer, grid=grid)
+_format = functools.partial(Format, family='mvit', infer=infer, grid=_grid)
 _writer = functools.partial(Writer, alike=('class_residual', 'mlp_ratio'))
 FORMATS = (
   _format(

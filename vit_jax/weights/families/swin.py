@@ -230,7 +230,7 @@ def infer(flat: dict) -> dict:
   )
 
 
-def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
+def _grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns (h, w) of the last map, which is one window in published models of V1."""
   return infer_stages(flat)[-1].window
 
@@ -242,14 +242,14 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 _PLAIN = dict(shift=(0.5,), map_norms=(False,))
 
 
-def check_single(fields: dict, format: str, one_window: bool) -> None:
+def _check_single(fields: dict, format: str, one_window: bool) -> None:
   """Raises ValueError unless patches are square and, with `one_window`, windows are equal."""
   for key in ('patch_size', *(['windows'] if one_window else ())):
     if len(set(fields[key])) > 1:
       raise ValueError(f'{format} takes one number, not {key}={tuple(fields[key])}')
 
 
-def shared_arguments(fields: dict) -> dict:
+def _shared_arguments(fields: dict) -> dict:
   """Returns the arguments that have the same name in timm and transformers."""
   args = {
     'patch_size': fields['patch_size'][0],
@@ -264,7 +264,7 @@ def shared_arguments(fields: dict) -> dict:
   return args
 
 
-def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: str):
+def _check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: str):
   """Raises ValueError if the format treats borders differently and outputs would change.
 
   They do not change if windows tile each map.
@@ -272,7 +272,7 @@ def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: st
   if fields['borders'] in allowed:
     return
   for s, side in enumerate(fields['windows']):
-    H, W = maps = map_size(fields, image_size, s)
+    H, W = maps = _map_size(fields, image_size, s)
     tiles = not H % side and not W % side and min(maps) > side
     if not tiles and not H == W <= side:
       raise ValueError(
@@ -281,7 +281,7 @@ def check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: st
       )
 
 
-def map_size(fields: dict, image_size: tuple[int, int], s: int) -> tuple[int, int]:
+def _map_size(fields: dict, image_size: tuple[int, int], s: int) -> tuple[int, int]:
   """Returns (H, W) of the map in stage s, counted from 0."""
   return tuple(
     -(-n // (p << s)) for n, p in zip(image_size, fields['patch_size'], strict=True)
@@ -347,8 +347,8 @@ def _timm_fields(args: dict, name: str) -> dict:
 def _timm_config(fields, image_size, class_names) -> dict:
   second, sides = fields['version'] == 2, fields['windows']
   configs.need(fields, 'timm', act=('gelu_erf',), **_PLAIN)
-  check_single(fields, 'timm', one_window=second)
-  check_borders(fields, image_size, ('shift_pad',), 'timm')
+  _check_single(fields, 'timm', one_window=second)
+  _check_borders(fields, image_size, ('shift_pad',), 'timm')
   patch = fields['patch_size'][0]
   if any(n % patch for n in image_size):
     raise ValueError(
@@ -358,7 +358,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   args = {
     'img_size': list(image_size),
     'window_size': window,
-    **shared_arguments(fields),
+    **_shared_arguments(fields),
   }
   name = 'swinv2_tiny_window8_256' if second else 'swin_tiny_patch4_window7_224'
   return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
@@ -396,19 +396,19 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 
 def _hf_config(fields, image_size, class_names) -> dict:
   configs.need(fields, 'transformers', **_PLAIN)
-  check_single(fields, 'transformers', one_window=True)
+  _check_single(fields, 'transformers', one_window=True)
   second, side = fields['version'] == 2, fields['windows'][0]
   borders = ('pad_shift', 'pad_shift_twice')
-  check_borders(fields, image_size, borders, 'transformers')
+  _check_borders(fields, image_size, borders, 'transformers')
   for s in range(len(fields['depths'])):
-    H, W = map_size(fields, image_size, s)
+    H, W = _map_size(fields, image_size, s)
     if min(H, W) < side and not (second and H == W):
       raise ValueError(
         f'transformers does not clip windows of {side} to the map of stage {s + 1}, '
         f'{H}x{W}, for {image_size[0]}x{image_size[1]} px'
       )
   args = {
-    **shared_arguments(fields),
+    **_shared_arguments(fields),
     'window_size': side,
     'qkv_bias': True,
     'use_absolute_embeddings': False,
@@ -442,7 +442,7 @@ def _index_tables(flat: dict, fields: dict) -> dict[str, np.ndarray]:
   return arrays
 
 
-_format = functools.partial(Format, family='swin', infer=infer, grid=grid)
+_format = functools.partial(Format, family='swin', infer=infer, grid=_grid)
 _writer = functools.partial(Writer, alike=('borders', 'mlp_ratio'))
 FORMATS = (
   _format(

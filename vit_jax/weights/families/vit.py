@@ -128,9 +128,8 @@ def _variations(flat: dict, heads: int, has) -> dict:
   query, key, _ = (has(f'{ATTENTION}/{name}/bias') for name in layers.QKV)
   final = '' if has('Transformer/encoder_norm/scale') else 'none'
   final = 'pooled' if final and has('pooled_norm/scale') else final
-  scale, second = (
-    has(f'{BLOCK}/{x}') for x in ('LayerScale_0/gamma', 'LayerNorm_1/scale')
-  )
+  scale = has(f'{BLOCK}/LayerScale_0/gamma')
+  second = has(f'{BLOCK}/LayerNorm_1/scale')
   only_first = scale and second and not has(f'{BLOCK}/LayerScale_1/gamma')
   kernels = (flat.get(f'{ATTENTION.format(i=i)}/key/kernel') for i in range(len(flat)))
   keys = tuple(kernel.shape[1] for kernel in kernels if kernel is not None)
