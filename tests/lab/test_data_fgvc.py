@@ -75,12 +75,16 @@ def test_a_missing_image_is_one_broken_example(tmp_path):
   assert errors == (source.labels == 5).tolist()
 
 
+MIXED = json.dumps({'a': 1, 'b': '2'})
+NESTED = json.dumps({'a': ['1']})
 CROWS = json.dumps(dict.fromkeys('abc', 'crow'))
 # A set, its file and other contents of it, and the words of the error.
 REFUSED = [
   ('dogs', 'test.json', '{', ('fgvc:dogs', 'test.json', 'cannot be read')),
   ('dogs', 'Images', None, ('fgvc:dogs', '/Images/', 'ImageNetDogs')),
   ('cub', 'val.json', CROWS, ('fgvc:cub', 201, 200)),
+  ('cub', 'val.json', MIXED, ('fgvc:cub', 'int', 'str')),
+  ('cub', 'val.json', NESTED, ('fgvc:cub', 'list', 'str')),
 ]
 
 

@@ -58,7 +58,14 @@ class Fgvc(Folder):
     tables = {
       part: self._table(folder, part, entry.home) for part in ('train', 'val', 'test')
     }
-    classes = sorted({value for table in tables.values() for value in table.values()})
+    values = [value for table in tables.values() for value in table.values()]
+    types = sorted({type(value).__name__ for value in values})
+    if types not in ([], ['int'], ['str']):
+      raise UserError(
+        f'{self.name}: the classes in {folder} have the types {types}, expected int or str '
+        'for all of them.'
+      )
+    classes = sorted(set(values))
     self.class_names = [str(value) for value in classes]
     self.num_classes = entry.classes
     if len(classes) != entry.classes:
