@@ -139,7 +139,6 @@ def vote(similarities, labels, temperature: float | None):
   Args:
     similarities: [n, k], the largest first.
     labels: int [n, k], the classes of the neighbours.
-    temperature: the temperature of the weights; None: each neighbour has one vote.
   """
 
   def winner(neighbours):

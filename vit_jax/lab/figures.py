@@ -38,7 +38,6 @@ def read(folder: str, metric: str | None = None) -> Result:
   """Reads the result of a run.
 
   Args:
-    folder: the run's folder.
     metric: such as 'test/top1'. None: config.checkpoint.best, or else the first accuracy.
   """
   config, place = config_lib.read(folder), files.path(folder)

@@ -89,7 +89,6 @@ def corrupt(
   Args:
     layer: path of the layer whose output [B, h, w, D] are the patch embeddings.
     mask: [D], the mask embedding.
-    drawn: the corruption.
   """
 
   def intercept(call, args, kwargs, context):
@@ -193,7 +192,6 @@ class MaskedPatches:
 
     Args:
       model: a model without a head.
-      spec: {name: shape and dtype} of a batch.
       target: 'mean_color', with 3 bits per channel, as the paper reports; 'downsized', the
         colours of the patch resized to 4 x 4 pixels; or 'pixels', by regression.
       rate: share of each image's patches that are corrupted. Of these 80 % get the mask

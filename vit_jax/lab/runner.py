@@ -108,10 +108,7 @@ def plan(
   """Plans the runs of a grid, seed by seed; raises UserError for one that cannot run.
 
   Args:
-    config: the config that cells change.
     cells: {name: changes}.
-    seeds: the seeds.
-    out: the grid's folder.
     model: the section `model` that weights will bring, needed for the checks.
   """
   folder = lambda name, seed: out.absolute() / 'runs' / f'{name}-seed{seed}'
@@ -261,9 +258,7 @@ def run(
   it. Any other error ends the grid; the same call then continues from there.
 
   Args:
-    grid: the grid.
     command: the command line, recorded in every run.
-    say: prints a line.
     discard: whether to remove the checkpoints of finished runs.
     discard_final: the same for the final runs of the best cell.
   """

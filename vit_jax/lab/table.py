@@ -187,12 +187,7 @@ def scores(
 ) -> dict[str, Mean]:
   """Returns the score of all tasks, titled `whole`, and of each group.
 
-  A group that lacks the result of a task has no score.
-
-  Args:
-    groups: {task: its group, or ''}.
-    whole: title of the score of all tasks.
-    results: {task: results of its runs}.
+  `groups` is {task: its group, or ''}. A group that lacks the result of a task has no score.
   """
   members = {whole: list(groups)}
   for task, group in groups.items():

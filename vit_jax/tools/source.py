@@ -32,7 +32,6 @@ def load(args: argparse.Namespace, **fields):
   """Loads the weights that the options name, as `weights.Loaded`.
 
   Args:
-    args: arguments from a parser with all options of `add_options`.
     **fields: fields of the model that replace those of SOURCE, such as `dtype='float32'`.
   """
   from vit_jax import weights

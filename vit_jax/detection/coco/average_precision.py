@@ -25,7 +25,6 @@ def measure(
 
   Args:
     truth: the annotated objects. Areas are taken from the annotations.
-    detections: the detected objects.
     kind: 'bbox' compares boxes; 'segm' compares masks, which both sides must have.
 
   Returns:

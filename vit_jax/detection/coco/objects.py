@@ -90,11 +90,10 @@ class Detections:
 
 
 def group_by_image(image: np.ndarray, number: int) -> list[np.ndarray]:
-  """Returns, for each image, the positions of its objects in ascending order.
+  """Returns the positions of the objects of each of `number` images, in ascending order.
 
   Args:
     image: int [n], the image of each object.
-    number: the number of images.
   """
   order = np.argsort(image, kind='stable')
   return np.split(order, np.searchsorted(image[order], np.arange(1, number)))

@@ -169,7 +169,6 @@ def _crop_objects(features: dict, whole, start, size, tighten: bool = False) -> 
   """Crops an example's objects to a window of its image.
 
   Args:
-    features: the example.
     whole: (height, width) of the image.
     start: (y, x) of the window's first pixel.
     size: (height, width) of the window.

@@ -70,9 +70,7 @@ class Layer(nn.Module):
     """Maps [B, N, D] to [B, N, D].
 
     Args:
-      x: [B, N, D].
       rate: not used, because there is no stochastic depth.
-      train: whether to apply dropout.
       positions: [B, N, D] or [N, D], added to queries and keys, not to values.
       mask: bool [B, S], False for padding in the memory, or in x if there is no memory.
       memory: [B, S, D], the output of the encoder.

@@ -272,7 +272,6 @@ class RCNN(Model):
     """Moves a stage's boxes [B, R, 4] by its offsets, without gradient.
 
     Args:
-      stage: index of the stage.
       boxes, logits, deltas: the stage's boxes and outputs.
       sizes: [B, 2], heights and widths of the images.
       label: in training int [B, R], the classes, K for the background. A box of the

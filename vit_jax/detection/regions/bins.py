@@ -53,7 +53,6 @@ class Axis(NamedTuple):
 
     Args:
       bins, cell: float32 indices of bins and cells, which broadcast with the boxes.
-      cells: the number of cells.
       samples: samples in a bin; 0 if it depends on the box.
     """
     start = self.start + bins * self.width
@@ -81,7 +80,6 @@ def bin_weights(
 
   Args:
     low, high: float32 [...], the ends of the boxes, in cells.
-    cells: the number of cells.
     size, samples, aligned: as in `roi_align`.
   """
   axis = Axis.divide(

@@ -54,7 +54,6 @@ def paste(masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> np.nda
   Args:
     masks: probabilities [n, m, m].
     boxes: corners [n, 4] in pixels of the image.
-    size: (H, W) of the image.
   """
   result = np.zeros((len(masks), *size), bool)
   for canvas, mask, box in zip(result, masks, boxes, strict=True):

@@ -104,7 +104,6 @@ def level_of(
 
   Args:
     boxes: corners [..., 4].
-    finest, coarsest: the range of levels, such as 2 and 5.
     canonical: (size, level): boxes of size x size pixels belong to that level.
     origin: a key of `ORIGINS`, whose epsilons guard against rounding.
   """

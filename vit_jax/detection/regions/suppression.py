@@ -137,7 +137,6 @@ def detections(
     least: the score that detections must exceed.
     threshold: the IoU above which a box is suppressed.
     most: the maximum of D.
-    candidates: the number of (box, class) pairs that are considered.
     soft: whether to use linear soft-NMS, arXiv 1704.04503, as in mmcv: overlapping boxes
       stay, and their score is multiplied by 1 - overlap.
   """

@@ -65,7 +65,6 @@ def plan(maps, count: int, pooling: Pooling) -> Pooling | None:
   Args:
     maps: [B, h, w, C], bfloat16.
     count: boxes per image.
-    pooling: the arguments of the call.
   """
   mesh, channels = tpus(maps[0].shape[0]), maps[0].shape[-1]
   if mesh is None or mesh.shape['tensor'] > 1 or channels % 128:
@@ -181,8 +180,6 @@ def _call(kernel, pooling, boxes, inputs, in_specs, out_specs, out_shape, sums):
   """Runs a kernel over images, groups of boxes and blocks of rows of all maps.
 
   Args:
-    kernel: `_forward` or `_backward`.
-    pooling: the arguments of the call.
     boxes: the arguments of `_lists` after `pooling`.
     inputs, in_specs, out_specs, out_shape: as in `pallas_call`.
     sums: shape of the float32 sums on the chip.
@@ -236,7 +233,6 @@ def _lists(pooling, boxes, levels, sides, group):
   """Lists which boxes touch which block of rows, and which windows they visit.
 
   Args:
-    pooling: the arguments of the call.
     boxes, levels: as in `roi_align.roi_align`.
     sides: (h, w) of each map.
     group: boxes in a group, a divisor of R.

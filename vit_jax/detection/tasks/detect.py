@@ -35,8 +35,6 @@ class Detect:
     """Builds the task from a detector and the spec of batches with boxes.
 
     Args:
-      model: a detector.
-      spec: {name: shape and dtype} of a batch.
       l1, giou: weights of the two losses of boxes, and of the two costs in the matching.
         The loss and the cost of classes have the weight 1.
       no_object: weight of queries without an object in the loss of classes.
@@ -78,7 +76,6 @@ class Detect:
       batch: 'image' [B, H, W, C]; 'boxes' [B, N, 4], top, left, bottom, right as fractions;
         'label' int [B, N]; 'boxes_mask' [B, N], 1 for a box; 'weight' [B]; and if images
         are padded 'image_mask' [B, H, W], 0 for padding.
-      rng: not used.
     """
     del rng
     weight = batch['weight']
@@ -96,11 +93,6 @@ class Detect:
     """Returns (loss, (metrics, batch statistics)) of a prepared batch.
 
     Metrics are those of the last layer, but 'loss' is the sum over all layers.
-
-    Args:
-      variables: the model's variables.
-      batch: a prepared batch, or a part of it.
-      rng: random key for dropout.
     """
     (outputs, out), updated = self.model.apply(
       variables,

@@ -41,8 +41,6 @@ class RCNN:
     """Builds the task from a two-stage detector and the spec of batches with boxes.
 
     Args:
-      model: a two-stage detector.
-      spec: {name: shape and dtype} of a batch.
       box_loss, proposal_loss: the loss of the boxes of regions, and of proposals. 'l1' is L1
         of offsets, or smooth L1 if the model's `origin` has it; 'giou' is 1 - GIoU of boxes.
       box_weight, proposal_weight: weights of these losses.
@@ -108,13 +106,7 @@ class RCNN:
     return {**batch, 'target': target}
 
   def loss(self, variables, batch: dict, rng):
-    """Returns (loss, (metrics, batch statistics)) of a prepared batch, see `losses`.
-
-    Args:
-      variables: the model's variables.
-      batch: a prepared batch, or a part of it.
-      rng: random key for dropout and stochastic depth.
-    """
+    """Returns (loss, (metrics, batch statistics)) of a prepared batch, see `losses`."""
     (outputs, _), updated = self.model.apply(
       variables,
       **arguments(batch),
@@ -164,7 +156,6 @@ def losses(
     targets: 'weight' [B], which sum to 1 over the whole batch and are 0 for images that do
       not count; for masks also 'masks' [B, N, h, w] and 'extents' [B, N, 4], see
       `regions.masks.targets`.
-    origin: details of the implementation.
     nominal: number of anchors to sample from an image.
     box_loss, box_weight, proposal_loss, proposal_weight: see `RCNN`.
 
@@ -241,7 +232,6 @@ def mask_targets(targets: dict, rows: dict, origin: Origin) -> jax.Array:
   Args:
     targets: 'masks' and 'extents', see `regions.masks.targets`.
     rows: the regions: 'boxes' [B, M, 4], 'index' int [B, M] and 'logits' [B, M, m, m].
-    origin: details of the implementation.
   """
   size = rows['logits'].shape[-1]
   cut = lambda *args: masks.targets(*args, size, origin.aligned)

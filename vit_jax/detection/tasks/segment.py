@@ -44,7 +44,6 @@ class Segment(Classify):
 
     Args:
       batch: 'image' [B, H, W, C] in [-1, 1], 'segments' int [B, H, W], 'weight' [B].
-      rng: not used.
     """
     del rng
     segments = batch['segments'].astype(jnp.int32)
@@ -57,11 +56,6 @@ class Segment(Classify):
     """Returns (loss, (metrics, batch statistics)) of a prepared batch, means over pixels.
 
     The loss is NaN if a label is not a class, so that the step counts as a bad one.
-
-    Args:
-      variables: the model's variables.
-      batch: a prepared batch, or a part of it.
-      rng: random key for dropout and stochastic depth.
     """
     (logits, _), updated = self.model.apply(
       variables,

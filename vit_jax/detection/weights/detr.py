@@ -19,7 +19,6 @@ def _stack(theirs: str, heads: int, attentions, norms, mlp) -> Table:
 
   Args:
     theirs: the file's name of the encoder or decoder.
-    heads: the number of attention heads.
     attentions, norms, mlp: the file's names of these modules in a layer, in our order.
   """
   part = theirs.rpartition('.')[2]

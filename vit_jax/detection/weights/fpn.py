@@ -29,7 +29,6 @@ def sfp(finest: int, heads: int) -> Table:
 
   Args:
     finest: the first level, which has four times the scale of the backbone's last map.
-    heads: the number of attention heads.
   """
   theirs = [f'simfp_{finest + i}' for i in range(4)]
   ours = [f'p{finest + i}' for i in range(4)]

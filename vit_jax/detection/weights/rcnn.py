@@ -328,8 +328,6 @@ def _facts(pixels, shorter: int, longest: int, canvas: int, **defaults):
   Args:
     pixels: mean and standard deviation of pixels in [0, 1].
     shorter, longest: sides of images in evaluation, see the op `detr_resize`.
-    canvas: side of the canvas.
-    **defaults: fields of the published files.
   """
 
   def read(config: dict, source: str) -> configs.Facts:

@@ -26,7 +26,6 @@ def rules(
     embedding, positions: names of the patch embedding and the absolute positions.
     layer: name of a block, with {i} for its index.
     attention: name of attention within a block.
-    heads: the number of attention heads.
   """
   attention = f'{layer}.{attention}'
   return table(

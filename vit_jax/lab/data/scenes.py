@@ -266,7 +266,6 @@ def _cover(shape, size, x, y, radius, turn):
 
   Args:
     shape: the signed distance, which all n shapes have.
-    size: side of the image in pixels.
     x, y, radius, turn: as in `Scenes`, [n].
 
   Returns:

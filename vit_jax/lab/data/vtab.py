@@ -56,10 +56,6 @@ def find_splits(name: str, sizes: dict[str, int]) -> dict[str, tuple]:
 
   They are the first 800 examples of the first of `Task.parts`, the first 200 of the second
   part, and all of the third.
-
-  Args:
-    name: name of the task.
-    sizes: sizes of the data set's splits.
   """
   where, out = f'vtab:{name}', {}
   counts = (('train800', 800), ('val200', 200), ('test', None))

@@ -60,7 +60,6 @@ def describe(
   """Describes a model of that name, 'vit:B/16' or a published one.
 
   Args:
-    resolution: height and width of the images, in pixels.
     fields: more fields of the model, such as `{'classifier': 'map'}`.
     examples: images of a whole training (epochs x data set size), or None.
 

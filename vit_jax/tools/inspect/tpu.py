@@ -118,7 +118,6 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   """Compiles the step of a recipe for a slice such as 'v3:16x16'.
 
   Args:
-    config: a checked config.
     record: the result of `recipe.describe` for it.
 
   Returns:
