@@ -88,10 +88,7 @@ def execute(file: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def _importable(folder: Path):
-  """Context manager in which a config file can import the files beside it.
-
-  They are imported anew for each config.
-  """
+  """Lets a config file import the files beside it, anew for each config."""
   before = set(sys.modules)
   sys.path.insert(0, str(folder))
   try:
@@ -159,11 +156,11 @@ def literal(text: str):
     return {'true': True, 'false': False}.get(text, text)
 
 
-def lookup(config: dict, path: str, default=None):
-  """Returns the value at 'a.b.c' of nested dicts, or `default` if there is none."""
+def lookup(config: dict, path: str):
+  """Returns the value at 'a.b.c' of nested dicts, or None if there is none."""
   value = config
   for key in path.split('.'):
-    value = value.get(key, default) if isinstance(value, dict) else default
+    value = value.get(key) if isinstance(value, dict) else None
   return value
 
 
@@ -250,11 +247,7 @@ _WRITTEN = {
 
 
 def check_written(config, where: str) -> dict:
-  """Checks a config that a run wrote, and returns it.
-
-  Args:
-    where: where the config is from, for messages.
-  """
+  """Checks a config that a run wrote and returns it; `where` is its origin, for errors."""
   try:
     check('config', config, dict)
     for path, kind in _WRITTEN.items():

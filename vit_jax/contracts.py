@@ -18,10 +18,7 @@ Batch = dict[str, Any]
 
 
 class Model(Protocol):
-  """A `models.base.Model`, a Linen module.
-
-  `dtype` is that of its body; final norm, head and loss are float32.
-  """
+  """A `models.base.Model`; its body has `dtype`, final norm, head and loss are float32."""
 
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Returns (outputs, out).

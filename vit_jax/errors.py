@@ -57,10 +57,7 @@ class DiskFull(RunError):
 
 
 class Stopped(RunError):
-  """Base class of errors that end a run for a reason outside it.
-
-  The same command resumes the run.
-  """
+  """Base class: the run ended for a reason outside it, and the same command resumes it."""
 
   exit_code = 75
 
@@ -84,10 +81,7 @@ class Diverged(RunError):
 
 
 class OutOfMemory(RunError):
-  """The training step does not fit into the device's memory.
-
-  The message suggests what to change.
-  """
+  """The step does not fit into the device's memory; the message suggests a change."""
 
   exit_code = 77
 

@@ -22,12 +22,9 @@ _READERS = 4
 class Predictions(NamedTuple):
   """Rows in the order of the images; rows of unreadable images are NaN."""
 
-  # float32 [n, K].
-  logits: np.ndarray
-  # {layer: float32 [n, ...]}.
-  features: dict[str, np.ndarray]
-  # Why each image could not be read, or None.
-  errors: list[str | None]
+  logits: np.ndarray  # float32 [n, K]
+  features: dict[str, np.ndarray]  # {layer: float32 [n, ...]}
+  errors: list[str | None]  # why each image could not be read, or None
 
 
 def predict_images(

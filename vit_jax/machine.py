@@ -5,8 +5,7 @@ import os
 
 def cores() -> int:
   """Returns the number of cores that this process may use."""
-  # Linux.
-  if hasattr(os, 'sched_getaffinity'):
+  if hasattr(os, 'sched_getaffinity'):  # Linux
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 

@@ -53,7 +53,7 @@ def rings() -> dict[str, dict[str, dict] | None]:
   Raises:
     ValueError: for entries of a table that is not in TABLES.
   """
-  found: dict[str, dict[str, dict] | None] = {}
+  entries_of: dict[str, dict[str, dict] | None] = {}
   others = importlib.metadata.entry_points(group=GROUP)
   for name in (*RINGS, *sorted(point.value for point in others)):
     try:
@@ -65,8 +65,8 @@ def rings() -> dict[str, dict[str, dict] | None]:
     for table in entries or {}:
       if table not in TABLES:
         raise ValueError(f'{name}: ENTRIES has {table!r}, expected one of {TABLES}')
-    found[name] = entries
-  return found
+    entries_of[name] = entries
+  return entries_of
 
 
 def _load(place: str) -> Any:
@@ -139,6 +139,8 @@ class Registry(UserDict):
 
 def _others() -> str:
   """Returns the end of a list of names in a message, which says where others come from."""
-  missing = [name for name, entries in rings().items() if entries is None]
-  absent = f'; {" and ".join(missing)}, which may have more, is missing' * bool(missing)
-  return f', or one that a config file registers (--import FILE.py){absent}'
+  hint = ', or one that a config file registers (--import FILE.py)'
+  for name, entries in rings().items():
+    if entries is None:
+      hint += f'; {name}, which may have more, is missing'
+  return hint

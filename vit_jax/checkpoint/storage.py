@@ -214,10 +214,7 @@ class Storage:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-  """Context manager that raises damage found by one process in all processes.
-
-  All of them act alike in this way.
-  """
+  """Context manager that raises damage found by one process in all processes alike."""
   damage = None
   try:
     yield

@@ -29,8 +29,7 @@ class Classes(NamedTuple):
 
   # K names or WordNet ids, '' where a name is unknown; None if the model names no class.
   names: Sequence[str] | None
-  # K.
-  number: int
+  number: int  # K
 
 
 class Match(NamedTuple):
@@ -139,10 +138,7 @@ def _hint(model: Classes) -> str:
 
 
 def _match_by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
-  """Matches classes by WordNet id or name.
-
-  Args:
-    how: 'name', 'known' or None, see `match`.
+  """Matches classes by WordNet id or name; `how` is 'name', 'known' or None, see `match`.
 
   Returns:
     ([[class of the model] for each class of the data], a remark); (None, '') if no name
@@ -189,10 +185,7 @@ def _match_by_name(source, names, model, how: str | None) -> tuple[list | None, 
 
 
 def _numbers(names: Sequence[str], number: int) -> tuple[list | None, str]:
-  """Matches names that are numbers in another order, '0', '1', '10', '2'.
-
-  Returns the same as `_match_by_name`.
-  """
+  """Matches names such as '0', '1', '10', '2', numbers in another order, as `_match_by_name`."""
   values = [int(name) for name in names if name.isdecimal()]
   ordered = list(range(number))
   if len(names) != number or sorted(values) != ordered or values == ordered:
@@ -265,8 +258,7 @@ def _build_match(
 ) -> tuple[Match, str]:
   """Builds the match from [[classes of the model] for each class of the data].
 
-  Returns:
-    (the match, `remark` with a sentence on the classes that may be predicted).
+  Adds a sentence on the classes that may be predicted to the remark, and returns both.
   """
   full = np.zeros((len(rows), model.number), bool)
   for row, places in zip(full, rows, strict=True):

@@ -33,15 +33,11 @@ _SOLVER = optax.lbfgs(memory_size=10)
 class Fit(NamedTuple):
   """A solution, for features z = (x - mean) / std."""
 
-  # {'kernel': W [D, K], 'bias': b [K]}.
-  params: dict
-  # [D], 0 if features are not standardised.
-  mean: jax.Array
-  # [D], 1 if features are not standardised.
-  std: jax.Array
+  params: dict  # {'kernel': W [D, K], 'bias': b [K]}
+  mean: jax.Array  # [D], 0 if features are not standardised
+  std: jax.Array  # [D], 1 if features are not standardised
   iterations: int
-  # The largest absolute derivative of the objective per row.
-  gradient: float
+  gradient: float  # the largest absolute derivative of the objective per row
 
 
 class Rows:

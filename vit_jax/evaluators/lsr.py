@@ -46,10 +46,8 @@ def accuracies(train_x, train_y, test_x, test_y, l2, *, num_classes: int) -> jax
   the inputs. NaN if features are not finite, because an argmax of NaN would be class 0.
 
   Args:
-    train_x: [N, D-1].
-    train_y: int [N].
-    test_x: [n, D-1].
-    test_y: int [n].
+    train_x, test_x: [N, D - 1] and [n, D - 1].
+    train_y, test_y: int [N] and [n].
     l2: ridges [R], positive.
   """
   fit = fit_ridges(train_x, train_y, test_x, num_classes)
@@ -76,14 +74,9 @@ def fit_ridges(train_x, train_y, test_x, num_classes):
 def decompose(x, y, z, *, primal: bool):
   """Returns the three factors of the scores; both forms give the same scores.
 
-  Args:
-    x: training features [N, D].
-    y: training targets [N, K].
-    z: test features [n, D].
-    primal: whether to use the primal form, with r = D; r = N in the dual form.
-
-  Returns:
-    left [n, r], eigenvalues [r], right [r, K].
+  Maps x [N, D], y [N, K] and z [n, D], which are training features, training targets and
+  test features, to left [n, r], eigenvalues [r] and right [r, K]. The primal form has
+  r = D, the dual form r = N.
   """
   eigenvalues, q = jnp.linalg.eigh(x.T @ x if primal else x @ x.T)
   # A Gram matrix has no negative eigenvalues. Rounding errors may give some, and a small l2

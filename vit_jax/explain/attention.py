@@ -59,10 +59,7 @@ def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
 
 
 def positive_part(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-  """Returns the mean over heads of max(gradient x weight, 0).
-
-  Maps [..., M, N, S] to [..., N, S].
-  """
+  """Averages max(gradient x weight, 0) over heads: [..., M, N, S] -> [..., N, S]."""
   a, g = (jnp.asarray(x, jnp.float32) for x in (attention, gradients))
   return jnp.maximum(a * g, 0).mean(-3)
 

@@ -102,10 +102,7 @@ def place(x: jax.Array) -> jax.Array:
 
 
 def tpus(batch: int):
-  """Returns the mesh (`jax.set_mesh`) if it has TPUs from v4 on and splits the batch evenly.
-
-  None otherwise.
-  """
+  """Returns the mesh if it has TPUs from v4 on and splits the batch evenly, or None."""
   mesh = jax.sharding.get_abstract_mesh()
   device = mesh.abstract_device
   if device is None or device.platform != 'tpu' or not _divides(mesh, batch):

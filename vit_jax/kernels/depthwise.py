@@ -116,10 +116,7 @@ def _add_shifted(x, kernel, stride, padding):
 
 
 def _input_gradient(dy, kernel, shape, stride, padding):
-  """Returns the gradient of x: dy, dilated by the stride, convolved with the rotated kernel.
-
-  Maps dy [B, h, w, C] to `shape`.
-  """
+  """Returns the gradient of x [B, H, W, C]: dilated dy, convolved with the rotated kernel."""
   edges = [
     (k - 1 - low, n + low - stride * (m - 1) - 1, stride - 1)
     for n, m, k, (low, _) in zip(

@@ -85,11 +85,8 @@ def _round_up(n: int, unit: int) -> int:
 def attend(query, key, value, bias, plan: Plan) -> jax.Array:
   """Computes `kernels.attention.attend` by the kernels, under any mesh or none.
 
-  It is differentiable in reverse mode only, because the derivative is a kernel too.
-
-  Args:
-    bias: a `GridBias` or None.
-    plan: the plan for these shapes, see `plan`.
+  It is differentiable in reverse mode only, because the derivative is a kernel too. The
+  bias is a `GridBias` or None.
   """
   if bias is not None:
     return _attend_by_head(query, key, value, bias, plan)
@@ -299,12 +296,9 @@ class _Sum:
     self._columns: dict[int, jax.Array] = {}  # Incomplete registers, by first lane.
 
   def add(self, x, head: slice, span: slice):
-    """Adds a head's part of the sum to a span of channels.
+    """Adds the part of a head to a span of channels.
 
-    Args:
-      x: [rows, channels of the span], zero on the channels of other heads.
-      head: the channels of the head.
-      span: the channels that `x` covers.
+    `x` [rows, channels of the span] is zero on the channels of other heads.
     """
     for start in range(span.start, span.stop, LANES):
       lanes = slice(start, min(start + LANES, span.stop))

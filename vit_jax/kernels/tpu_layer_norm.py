@@ -48,12 +48,10 @@ def plan(x: jax.Array) -> int | None:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 @functools.partial(jax.jit, static_argnames=('eps', 'rows'), inline=True)
 def layer_norm(x, scale, bias, eps: float, rows: int):
-  """Computes `layers.layer_norm` of x [B, N, D] by the kernel, under any mesh or none.
+  """Computes `layers.layer_norm` of x [B, N, D] by the kernel, `rows` rows per grid step.
 
-  It is differentiable in reverse mode only, because the derivative is a kernel too.
-
-  Args:
-    rows: the number of rows of a grid step, see `plan`.
+  Works under any mesh or none. It is differentiable in reverse mode only, because the
+  derivative is a kernel too.
   """
   return _call(_forward, (eps,), rows, [x], [scale, bias])[0]
 

@@ -22,10 +22,7 @@ class Ablation(NamedTuple):
 
   Attributes:
     cells: config -> cells. It raises ValueError for a config that does not suit it.
-    title: what the ablation compares.
-    config: the bundled config.
     changes: changes to the bundled config.
-    seeds: seeds of the runs.
     beside: title of a column with the paper's numbers, and these numbers by cell.
   """
 
@@ -275,10 +272,7 @@ def tune(config: dict) -> dict[str, dict]:
   'a ViT beside models of other families that cost as much', 'digits', _SHORT, (0, 1, 2)
 )
 def families(config: dict) -> dict[str, dict]:
-  """Compares families under the same data, optimizer and steps.
-
-  The config chooses these for the ViT.
-  """
+  """Compares families under the config's data, optimizer and steps, chosen for the ViT."""
   vit = config['model']
   common = {key: vit[key] for key in ('num_classes', 'dtype') if key in vit}
   others = {

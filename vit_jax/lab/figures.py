@@ -68,9 +68,10 @@ def read(folder: str, metric: str | None = None) -> Result:
   )
 
 
-def _pretraining(folder, config: dict, depth: int = 9) -> tuple[int, float] | None:
+def _pretraining(folder, config: dict) -> tuple[int, float] | None:
   """Returns (examples, exaFLOPs) of the first run in a chain; None if it began with a file."""
-  step = None
+  # A longer chain of runs is a circle.
+  step, depth = None, 9
   while source := (config.get('weights') or {}).get('source'):
     run = run_weights.find(source)
     if run is None or depth == 0:

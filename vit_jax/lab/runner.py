@@ -177,10 +177,7 @@ def name_errors(where: str) -> Iterator[None]:
 
 
 class Results:
-  """The outcomes of a grid, and their tables.
-
-  `outcomes` lists (run, its row or the error that ended it).
-  """
+  """The outcomes of a grid, (run, its row or the error that ended it), and their tables."""
 
   def __init__(self, grid: Grid):
     self.grid, self.best, self.files = grid, None, []

@@ -171,11 +171,7 @@ def _select(cells: dict, names: str | None) -> dict:
 
 
 def divide(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
-  """Divides --set by kind: keys with several values, with one value, and seeds.
-
-  Returns:
-    ({key: texts of its values}, ['KEY=VALUE', ...], seeds or None).
-  """
+  """Divides --set into {key: several values}, ['KEY=VALUE', ...] and seeds or None."""
   several, common, seeds = {}, [], None
   for key, texts in parse_values(assignments):
     if key == 'seed':

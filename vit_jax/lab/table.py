@@ -84,10 +84,7 @@ class Mean(NamedTuple):
     return cls(statistics.fmean(values), std, len(values))
 
   def texts(self) -> tuple[str, str]:
-    """Returns the mean and the standard deviation as texts with two decimal places.
-
-    The latter is '' if there is no deviation.
-    """
+    """Returns the mean and the deviation ('' if there is none) with two decimal places."""
     return f'{self.mean:.2f}', '' if self.std is None else f'{self.std:.2f}'
 
   def text(self, percent: bool = True) -> str:
@@ -105,10 +102,7 @@ def mean(rows: Sequence[dict], metric: str | None) -> Mean | None:
 
 
 def metrics(rows: Sequence[dict], evals: dict, first: str | None = None) -> list[str]:
-  """Chooses metrics for a table: top-1 and few-shot accuracies, or else all shares.
-
-  If `first` exists, it comes first.
-  """
+  """Chooses top-1 and few-shot accuracies, or else all shares; puts `first` first."""
   keys = list(dict.fromkeys(key for each in rows for key in each if '/' in key))
   kinds = {key: find_metric(key, evals) for key in keys}
   shares = [k for k in keys if kinds[k].percent and kinds[k].larger_is_better]

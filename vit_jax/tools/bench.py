@@ -62,8 +62,6 @@ class Subject:
   """A model to measure; holds only shapes.
 
   Attributes:
-    name: name of the model, such as 'vit:B/16'.
-    dtype: dtype of the computation.
     size: (H, W) of the images.
     section, tune: sections `model` and `tune` of a config.
     params: number of parameters, including those that tuning adds.

@@ -131,10 +131,7 @@ def evaluation(args) -> tuple[str | None, dict]:
 
 
 def names_of_run(source: str) -> list[str] | None:
-  """Returns the class names of a run; None if the source is no run.
-
-  A name is '' if the run's data has no such class.
-  """
+  """Returns the class names of a run, '' for classes that its data lacks, or None."""
   from vit_jax.train import evaluations
   from vit_jax.weights import runs
 

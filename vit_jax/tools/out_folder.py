@@ -12,12 +12,9 @@ from vit_jax.errors import UserError
 
 
 def check_folder(name: str, flag: str = '--out') -> Path:
-  """Raises UserError if a folder cannot be written to; returns its absolute path.
+  """Returns the absolute path of a folder; raises UserError if it cannot be written to.
 
-  Tools call it before they start to work.
-
-  Args:
-    flag: the flag that names the folder, for errors.
+  Tools call it before they start to work. `flag` names the folder in the error.
   """
   path = files.local_path(name, flag).absolute()
   there = next(p for p in (path, *path.parents) if p.exists())

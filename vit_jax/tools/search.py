@@ -125,10 +125,7 @@ def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.n
 
 
 def _duplicates(chunks, threshold: float, paths: list[str]) -> list[dict]:
-  """Returns the groups of near duplicates, largest first: {'images', with similarities}.
-
-  Similarities are those with the first image of the group.
-  """
+  """Returns groups {'images', with similarities to the first one}, the largest first."""
   x = np.concatenate([*chunks])
   x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
   labels = link_rows(x, threshold)

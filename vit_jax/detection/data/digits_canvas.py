@@ -106,10 +106,9 @@ class DigitsCanvas(objects.Objects):
     )
 
   def _canvas(self, index: int) -> tuple[np.ndarray, list]:
-    """Draws a canvas; returns its pixels and its objects.
+    """Draws a canvas: uint8 [64, 64], and its objects, each (box, mask [64, 64], label).
 
-    Pixels are uint8 [64, 64]. An object is (box, mask, label), with a box (top, left,
-    bottom, right) and a mask [64, 64].
+    A box is top, left, bottom, right.
     """
     name, row = self._rows[index]
     position = (list(_SIZES).index(name) << 32) + row

@@ -104,8 +104,6 @@ class Layers(nn.Module):
 
   Attributes:
     layer: a function `layer(name=...)` that makes a layer.
-    depth: number of layers.
-    remat: see `nn.stack`.
     norm: whether the outputs of layers are normalised, in float32. The next layer still
       reads the output before the norm.
   """
@@ -132,10 +130,7 @@ class Layers(nn.Module):
 
 
 class BoxHead(nn.Module):
-  """Three dense layers with ReLU between them, then a sigmoid.
-
-  Maps [..., D] to [..., 4].
-  """
+  """Three dense layers with ReLU between them, then a sigmoid: [..., D] -> [..., 4]."""
 
   @nn.compact
   def __call__(self, x):

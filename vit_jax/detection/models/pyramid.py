@@ -22,10 +22,8 @@ class ConvNorm(nn.Module):
   """A convolution, then perhaps a layer norm of the channels at each position.
 
   Attributes:
-    width: output channels.
     size: side of the kernel, 1 or 3. The map keeps its size.
     norm: one of NORMS. With a norm the convolution has no bias.
-    dtype: dtype of the computation.
   """
 
   width: int
@@ -77,7 +75,6 @@ class Pyramid(Model):
     Args:
       inputs: images [B, H, W, C]. Without a backbone the maps themselves, {name: [B, h,
         w, C]}, whose sorted names go from the finest to the coarsest.
-      train: passed to the backbone.
       plain: whether to accept a backbone without stages, such as a ViT, and use its last
         map.
 

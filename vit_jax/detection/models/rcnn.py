@@ -319,16 +319,16 @@ class RCNN(Model):
         soft=self.soft_nms,
       )
 
-    found = jax.vmap(one)(boxes, likely, proposals['valid'], sizes)
-    boxes = found.pop('boxes')
-    out |= {'pixel_boxes': boxes, 'complete': found.pop('complete')}
-    out['rows'] = found.pop('rows')
+    detections = jax.vmap(one)(boxes, likely, proposals['valid'], sizes)
+    boxes = detections.pop('boxes')
+    out |= {'pixel_boxes': boxes, 'complete': detections.pop('complete')}
+    out['rows'] = detections.pop('rows')
     scale = jnp.maximum(jnp.tile(sizes[:, ::-1], 2), 1)
-    outputs = {'boxes': boxes / scale[:, None], **found}
+    outputs = {'boxes': boxes / scale[:, None], **detections}
     if self.masks:
       pooled = self._pool(source, boxes, MASK_BINS)
       heads = self._mask_heads()
-      logits = [head(pooled, found['labels'], train=train) for head in heads]
+      logits = [head(pooled, detections['labels'], train=train) for head in heads]
       outputs['masks'] = sum(map(jax.nn.sigmoid, logits)) / len(heads)
       out['mask_pooled'] = pooled
     return outputs, out
@@ -363,8 +363,8 @@ class RCNN(Model):
         few = {k: x[:, : max(int(self.box_sample * share), 1)] for k, x in rows.items()}
         positive = few['valid'] & (few['label'] < self.num_classes)
         pooled = self._pool(source, few['boxes'], MASK_BINS)
-        known = jnp.minimum(few['label'], self.num_classes - 1)
-        logits_of = mask_heads[i](pooled, known, train=True)
+        label_of = jnp.minimum(few['label'], self.num_classes - 1)
+        logits_of = mask_heads[i](pooled, label_of, train=True)
         row = {'logits': logits_of, 'boxes': few['boxes'], 'valid': positive}
         masks.append({**row, 'index': few['index'], 'label': few['label']})
       boxes = self._move(i, rows['boxes'], logits, deltas, sizes, label)

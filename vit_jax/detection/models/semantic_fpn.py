@@ -52,10 +52,7 @@ class Upsample(nn.Module):
 
 
 def _fit(x, size: tuple[int, int]):
-  """Crops a map to (H, W), or repeats its last row or column.
-
-  This is needed because halving an odd side rounds.
-  """
+  """Crops a map to (H, W) or repeats its last row or column: halving an odd side rounds."""
   missing = [(0, max(n - m, 0)) for n, m in zip(size, x.shape[1:3], strict=True)]
   if missing != [(0, 0)] * 2:
     x = jnp.pad(x, [(0, 0), *missing, (0, 0)], mode='edge')

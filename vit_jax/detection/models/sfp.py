@@ -39,8 +39,6 @@ class Rescale(nn.Module):
 
   Attributes:
     factor: one of 4, 2, 1 and 0.5.
-    norm: one of NORMS.
-    dtype: dtype of the computation.
   """
 
   factor: float

@@ -66,7 +66,7 @@ def paste(masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> np.nda
 
 
 def _stretch(low, high, pixels, cells):
-  """Returns the slice of pixels that a box touches, and their positions in cells.
+  """Returns the pixels that a box touches, a slice, and their positions in cells.
 
   Positions count a margin of one cell on each side of the mask.
   """

@@ -48,12 +48,12 @@ def keep(
     over &= classes[order][:, None] == classes[order][None]
 
   def again(state):
-    kept, _ = state
-    new = valid & ~(over & kept[:, None]).any(0)
-    return new, (new != kept).any()
+    old, _ = state
+    new = valid & ~(over & old[:, None]).any(0)
+    return new, (new != old).any()
 
-  kept, _ = jax.lax.while_loop(lambda state: state[1], again, (valid, n > 0))
-  return kept[jnp.argsort(order)]
+  mask, _ = jax.lax.while_loop(lambda state: state[1], again, (valid, n > 0))
+  return mask[jnp.argsort(order)]
 
 
 def _best(scores: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
@@ -155,8 +155,8 @@ def detections(
     scores, index = _soft(boxes, scores, labels, threshold, most)
     scores = jnp.where(scores > least, scores, -jnp.inf)
   else:
-    kept = keep(boxes, scores, threshold, valid, labels)
-    scores, index = jax.lax.top_k(jnp.where(kept, scores, -jnp.inf), most)
+    mask = keep(boxes, scores, threshold, valid, labels)
+    scores, index = jax.lax.top_k(jnp.where(mask, scores, -jnp.inf), most)
   valid = jnp.isfinite(scores)
   return {
     'boxes': jnp.where(valid[:, None], boxes[index], 0),

@@ -12,10 +12,7 @@ _SIDE = 360  # pixels of the longer side of a picture
 
 
 def boxes(run: Run, name: str) -> dict:
-  """Returns values for the page's template, from an evaluation `coco`.
-
-  They are pictures with boxes, the precision-recall curve, and AP by class.
-  """
+  """Returns pictures, precision-recall curve and AP by class of an evaluation `coco`."""
   answers = run.predictions[name]
   names, of_class = answers['names'].tolist(), answers['of_class'].tolist()
   examples, why = pictures.read(run, name, answers['index'])
@@ -58,10 +55,7 @@ def boxes(run: Run, name: str) -> dict:
 
 
 def masks(run: Run, name: str) -> dict:
-  """Returns values for the page's template, from an evaluation `segmentation`.
-
-  They are pictures with masks, and IoU by class.
-  """
+  """Returns the pictures, and the IoU by class, of an evaluation `segmentation`."""
   answers, counts = run.predictions[name], run.predictions[name]['counts']
   usual = counts.sum(1).argmax()
   # The last colour is black, for pixels without a label.

@@ -170,10 +170,7 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
 
 
 def _positions(table, old, new, class_row: bool, resize: str) -> np.ndarray:
-  """Resizes positions to the grid `new`.
-
-  Returns [1, h w, D], or [1, 1 + h w, D] with `class_row`.
-  """
+  """Resizes positions to the grid `new`: [1, h w, D], or [1, 1 + h w, D] if `class_row`."""
   table = adapt.resize_positions(table, old, new, resize)
   patches = table[:, table.shape[1] - new[0] * new[1] :]
   if not class_row:

@@ -48,7 +48,6 @@ class Task:
   """A task of the source.
 
   Attributes:
-    names: names of the classes.
     objects: O, the most coloured shapes in an image.
     place: places these shapes. It maps a label, int64 [B], and uniform numbers in [0, 1),
       u [B, O, 8] and more [B, 16], to {field of `Scenes`: [B, O]}. In place of 'colour' it

@@ -108,10 +108,7 @@ class Shapes(Source):
     ]
 
   def _noise(self, split: str, row: int) -> np.ndarray:
-    """Draws an image's own uniform bytes.
-
-    Uses NumPy's Philox, which is faster than `data.philox`.
-    """
+    """Draws an image's own uniform bytes by NumPy's Philox, which is faster than ours."""
     task = list(scenes.TASKS).index(self._task)
     key = [self._seed, 4 * task + scenes.SPLITS.index(split)]
     bits = np.random.Philox(key=key, counter=[0, 0, row, 0])

@@ -4,7 +4,7 @@
   vit_jax figures posemb SOURCE --format pdf
   vit_jax figures compute RUN RUN ...
 
-A figure is written to DIR/NAME.png (`--format` adds pdf and svg), and its numbers to
+A figure is written to DIR/NAME.png (`--format` names pdf and svg as well), and its numbers to
 DIR/NAME.csv. SOURCE is any source that `vit_jax.load` takes, and RUN the folder of a run.
 """
 

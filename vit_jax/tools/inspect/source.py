@@ -115,7 +115,7 @@ def render(record: dict) -> str:
     facts |= _run_facts(record)
   lines += [f'  {k:<12}{printable(x, chr(10))}' for k, x in facts.items() if x]
   if record['shapes']:
-    rows = _grouped(record['model'], record['shapes'])
+    rows = _group_blocks(record['model'], record['shapes'])
     width = max(len(name) for name, _ in rows)
     lines += ['', *(f'  {name:<{width}}  {shape}' for name, shape in rows)]
   return '\n'.join(lines)
@@ -150,7 +150,7 @@ def _run_facts(record: dict) -> dict:
   return facts
 
 
-def _grouped(model: str, shapes: dict) -> list[tuple[str, str]]:
+def _group_blocks(model: str, shapes: dict) -> list[tuple[str, str]]:
   """Returns (name, shape), one row for the blocks that differ in their number alone."""
   family, rows = models.family(model), {}
   for name, shape in shapes.items():

@@ -28,9 +28,8 @@ def deciding(run: Run) -> list[tuple[str, str, str, str]]:
   # Put evaluations that store predictions first: they measure the task, others its features.
   for source in sorted(run.evals, key=lambda name: name not in run.predictions):
     own = (name for name in texts if name.startswith(f'{source}/'))
-    names += [k for k in own if evaluators.find_metric(k, run.evals).larger_is_better][
-      :1
-    ]
+    larger = lambda name: evaluators.find_metric(name, run.evals).larger_is_better
+    names += list(filter(larger, own))[:1]
   names = [*dict.fromkeys(names)][:4]
   return [(name, *texts[name].partition(' ')[::2], when[name]) for name in names]
 
