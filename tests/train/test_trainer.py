@@ -78,15 +78,15 @@ def test_utilisation_is_the_share_of_the_peak(monkeypatch):
     trainer = Trainer(CONFIG, SPEC, mesh)
     assert trainer.utilisation() is None  # the peak of a CPU is unknown
     monkeypatch.setitem(runtime.PEAKS, 'cpu', 1e9)
-    share = trainer.utilisation(images_per_s=100)
+    share = trainer.utilisation()
     variables = {'params': trainer.abstract_params}
     apply = functools.partial(trainer.model.apply, features=False)  # as in a step
     forward = flops.count(apply, variables, SPEC['image'])
   # The backward pass has two products for each of the forward pass.
-  assert share == pytest.approx(3 * forward / 8 * 100 / (8 * 1e9))
+  assert share == pytest.approx(3 * forward / 8 / (8 * 1e9))
   repeats = {**CONFIG, 'model': {**CONFIG['model'], 'remat': 'full'}}
   with jax.set_mesh(mesh):
-    assert Trainer(repeats, SPEC, mesh).utilisation(images_per_s=100) == share
+    assert Trainer(repeats, SPEC, mesh).utilisation() == share
 
 
 @pytest.mark.parametrize(

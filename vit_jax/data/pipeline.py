@@ -150,13 +150,10 @@ class Batches(abc.ABC):
 
   def describe(self) -> list[str]:
     """Describes each source in one line: its images, its classes and the skipped files."""
-    several = len(parts := self.source.parts()) > 1
-    return [
-      printable(
-        part.describe('' if several else self.split) + self._preprocess.surplus(part)
-      )
-      for part, _ in parts
-    ]
+    parts = [part for part, _ in self.source.parts()]
+    split = self.split if len(parts) == 1 else ''
+    lines = [part.describe(split) + self._preprocess.surplus(part) for part in parts]
+    return [printable(line) for line in lines]
 
   @property
   def bad_images(self) -> int:
@@ -214,7 +211,6 @@ class EvalBatches(Batches):
     return self.source.plan_evaluation()
 
   def __len__(self) -> int:
-    """Returns the number of batches."""
     return -(-self.num_examples // self.batch_size)
 
   def iterate(self) -> Iterator[dict]:

@@ -91,9 +91,9 @@ class Preprocess:
     if feature.is_pixel_map:
       return {name: ((), None)}
     out = {name: (feature.shape, np.dtype(feature.dtype))}
-    return out | (
-      {name + _LENGTH: ((), np.dtype(np.int32))} if feature.is_ragged else {}
-    )
+    if feature.is_ragged:
+      out[name + _LENGTH] = (), np.dtype(np.int32)
+    return out
 
   # --- in NumPy ----------------------------------------------------------------------
 

@@ -11,15 +11,8 @@ from pathlib import Path
 # Sizes in names -> those of `vit.VARIANTS`.
 _SIZES = {'tiny': 'Ti', 'small': 'S', 'base': 'B', 'large': 'L', 'huge': 'H', 'h': 'H'}
 _SIZES |= {'giant': 'g-opt', 'giant-opt': 'g-opt', 'so400m': 'So400m', 'bigG': 'G'}
-_SIZES |= {
-  's': 'S',
-  'splus': 'S',
-  'b': 'B',
-  'l': 'L',
-  'hplus': 'H',
-  '7b': 'H',
-  'T': 'Ti',
-}
+_SIZES |= {'s': 'S', 'splus': 'S', 'b': 'B', 'l': 'L', 'hplus': 'H', '7b': 'H'}
+_SIZES |= {'T': 'Ti'}
 
 
 def published(name: str) -> tuple[str, dict] | None:

@@ -198,13 +198,19 @@ class ResNet(Classifier):
       stride *= strides
       first = dict(strides=strides, dilation=(before, dilation))
       rest = [dict(dilation=(dilation, dilation))] * (depth - 1)
-      inner = inner if self.block == 'bottleneck' else None
-      options = inner, self.avg_down, self.stride_first, norm, self.zero_init
-      options += (self.dtype,)
-      block = functools.partial(Block, width, *options)
-      options = dict(rates=rates[:depth], more=[first, *rest].__getitem__)
-      options |= dict(remat=self.remat, train=train)
-      x, _ = stack(block, x, name=f'stage{s + 1}_block', **options)
+      block = functools.partial(
+        Block,
+        width=width,
+        narrow=inner if self.block == 'bottleneck' else None,
+        avg_down=self.avg_down,
+        stride_first=self.stride_first,
+        norm=norm,
+        zero_init=self.zero_init,
+        dtype=self.dtype,
+      )
+      options = dict(rates=rates[:depth], remat=self.remat, train=train)
+      more = [first, *rest].__getitem__
+      x, _ = stack(block, x, name=f'stage{s + 1}_block', more=more, **options)
       rates = rates[depth:]
       out[f'stage{s + 1}'] = x
     x = x.astype(jnp.float32).mean(axis=(1, 2))

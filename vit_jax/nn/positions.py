@@ -188,32 +188,30 @@ def check_rows(
 # -- sines and cosines ------------------------------------------------------------------
 
 
-def sincos2d(h: int, w: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
+def sincos2d(h: int, w: int, width: int) -> np.ndarray:
   """Returns the fixed 2-D sine-cosine embedding [1, h * w, D] in float32.
 
   It is MoCo v3's (arXiv 2104.02057, section 4), with big_vision's D / 4 frequencies from 1
-  to 1 / temperature. Channels are [sin x, cos x, sin y, cos y]. Positions are in the order
-  of rows.
+  to 1 / 10,000. Channels are [sin x, cos x, sin y, cos y]. Positions are in the order of
+  rows.
   """
   if width % 4:
     raise UserError(f'posemb sincos2d needs a width divisible by 4, not {width}.')
   y, x = np.mgrid[:h, :w]
   steps = max(width // 4 - 1, 1)
-  omega = 1.0 / temperature ** (np.arange(width // 4) / steps)
+  omega = 1.0 / 10_000.0 ** (np.arange(width // 4) / steps)
   x, y = (np.outer(axis.ravel(), omega) for axis in (x, y))
   table = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)
   return table[None].astype(np.float32)
 
 
-def sine_of_mask(
-  mask: jax.Array, width: int, temperature: float = 10_000.0
-) -> jax.Array:
+def sine_of_mask(mask: jax.Array, width: int) -> jax.Array:
   """Returns DETR's embedding of positions within a mask, [B, h, w, D] in float32.
 
   Rows and columns are counted from 1 and divided by their number without padding. The
   quotient is multiplied by 2 pi, which gives an angle. Rows and columns have D / 4
-  frequencies each, in a geometric sequence from 1 to nearly 1 / temperature. Their channels
-  are [sin, cos, sin, ...], those of rows first. arXiv 2005.12872, section A.4, with the
+  frequencies each, in a geometric sequence from 1 to nearly 1 / 10,000. Their channels are
+  [sin, cos, sin, ...], those of rows first. arXiv 2005.12872, section A.4, with the
   constants of the authors' code.
 
   Args:
@@ -223,7 +221,7 @@ def sine_of_mask(
   if width % 4:
     raise UserError(f'DETR needs a width divisible by 4, not {width}.')
   half = width // 2
-  omega = temperature ** (-2 * (np.arange(half) // 2) / half).astype(np.float32)
+  omega = 10_000.0 ** (-2 * (np.arange(half) // 2) / half).astype(np.float32)
   parts = []
   for axis in (1, 2):
     place = jnp.cumsum(mask.astype(jnp.float32), axis)

@@ -69,10 +69,9 @@ def describe(evaluations: dict[str, Evaluation]) -> list[str]:
   lines = []
   for name, evaluation in evaluations.items():
     if batches := getattr(evaluation.evaluator, 'batches', None):
-      note = getattr(evaluation.evaluator, 'note', '')
-      lines += [
-        f'{name}: {line}' for line in (' '.join(batches.describe()), note) if line
-      ]
+      lines.append(f'{name}: {" ".join(batches.describe())}')
+      if note := getattr(evaluation.evaluator, 'note', ''):
+        lines.append(f'{name}: {note}')
   return lines
 
 

@@ -107,8 +107,8 @@ class Trainer:
   def _trace(self):
     return runtime.trace_step(self.step, self.abstract_state, self.spec, self.mesh)
 
-  def utilisation(self, images_per_s: float = 1.0) -> float | None:
-    """Returns the MFU: the share of the devices' peak that the products of a step take.
+  def utilisation(self) -> float | None:
+    """Returns the MFU at one image per second: the products' share of the devices' peak.
 
     None if the peak or the products are unknown. Products that `model.remat` repeats do not
     count. The backward pass of fused attention repeats one of its five products, which
@@ -122,7 +122,7 @@ class Trainer:
         model = {**self._config['model'], 'remat': 'none'}
         plain = Trainer({**self._config, 'model': model}, self.spec, self.mesh)
       operations = flops.count_jaxpr(plain._trace().jaxpr.jaxpr)
-      return operations / batch * images_per_s / (peak * self.mesh.size)
+      return operations / batch / (peak * self.mesh.size)
     return None
 
   def compile(self):

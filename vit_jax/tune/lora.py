@@ -58,25 +58,19 @@ class Lora(Method):
             f'last are {every[-3:]}.{did_you_mean(regex, every)}'
           )
       kernels = [n for n in every if any(trees.matches(r, n) for r in self.layers)]
-    return LowRank(
-      tuple(
-        (name.removesuffix('/kernel'), *_sizes(backbone, name)) for name in kernels
-      ),
-      self.rank,
-      self.alpha / self.rank,
-    )
+    places = [(n.removesuffix('/kernel'), *_sizes(backbone, n)) for n in kernels]
+    return LowRank(tuple(places), self.rank, self.alpha / self.rank)
 
   def merge_added(self, params):
-    folded = dict(params)
+    merged = dict(params)
     for name in params:
       if match := re.fullmatch(rf'{SCOPE}/(.+)/lora_a', name):
-        a, b = folded.pop(name), folded.pop(f'{SCOPE}/{match[1]}/lora_b')
-        kernel = folded[f'{match[1]}/kernel']
+        a, b = merged.pop(name), merged.pop(f'{SCOPE}/{match[1]}/lora_b')
+        kernel = merged[f'{match[1]}/kernel']
         change = self.alpha / self.rank * (a.astype(np.float64) @ b)
-        folded[f'{match[1]}/kernel'] = (kernel + change.reshape(kernel.shape)).astype(
-          kernel.dtype
-        )
-    return folded
+        total = kernel + change.reshape(kernel.shape)
+        merged[f'{match[1]}/kernel'] = total.astype(kernel.dtype)
+    return merged
 
 
 def _sizes(backbone, name: str) -> tuple[int, int]:

@@ -36,27 +36,22 @@ class Tuned(Model):
 
   @property
   def num_classes(self) -> int | None:
-    """The model's number of classes."""
     return self.model.num_classes
 
   @property
   def untuned(self) -> Model:
-    """The model without the added parameters."""
     return self.model.untuned
 
   @property
   def backbone(self) -> Model | None:
-    """The model's backbone, or None."""
     return self.model.backbone
 
   @nn.nowrap
   def fields(self) -> dict:
-    """Returns the model's fields."""
     return self.model.fields()
 
   @nn.nowrap
   def change(self, **values) -> 'Tuned':
-    """Returns a copy whose model has other values for the fields that it has."""
     return self.clone(model=self.model.change(**values))
 
   def __call__(self, images, *, train: bool = False, **options):

@@ -78,10 +78,9 @@ class Vpt(Method):
     )
 
   def _refuse_useless_options(self, where: str, classifier: str | None) -> None:
-    useless = {
-      'pad': ('deep', 'dropout', 'pool'),
-      'add': ('pool',),
-    }.get(where, ('pool',) if classifier == 'none' else ())
+    useless = ('pool',) if where == 'add' or classifier == 'none' else ()
+    if where == 'pad':
+      useless = ('deep', 'dropout', 'pool')
     if not self.deep:
       useless += ('layers', 'shared')
     for key in useless:

@@ -168,8 +168,6 @@ class IncreasingRandAugment(RandAugment):
     probability: probability that a drawn op is applied.
   """
 
-  # Random numbers per op: the choice (and whether to apply the op), the sign, the magnitude.
-
   def __init__(
     self,
     num_ops: Count = 2,
@@ -177,6 +175,7 @@ class IncreasingRandAugment(RandAugment):
     std: Factor = 0.5,
     probability: Fraction = 0.5,
   ):
+    # Per op: its choice and whether to apply it, the sign, the magnitude.
     self.draws = self._DRAWS * num_ops
     self._num_ops, self._mean, self._std = num_ops, magnitude, std
     self._probability = probability

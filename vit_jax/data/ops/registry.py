@@ -74,9 +74,8 @@ class Op:
   def rewrite(self, **changes) -> str:
     """Returns the text with other arguments; the first stays without its name."""
     first, *more = ({k: self.arguments[k] for k in self.written} | changes).items()
-    return (
-      f'{self.name}({", ".join([repr(first[1]), *(f"{k}={v!r}" for k, v in more)])})'
-    )
+    words = [repr(first[1]), *(f'{key}={value!r}' for key, value in more)]
+    return f'{self.name}({", ".join(words)})'
 
   @property
   def numpy(self) -> Callable | None:

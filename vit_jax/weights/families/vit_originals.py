@@ -68,13 +68,13 @@ def _facts(images: dict, image_size=None, **usual) -> Reader:
 # -- rename tables --------------------------------------------------------------------
 
 
-def _swiglu(theirs: str, gate='w1', value='w2', out='w3', packed='w12') -> Table:
+def _swiglu(theirs: str, gate='w1', value='w2', out='w3') -> Table:
   """Makes the rules of a SwiGLU. Its first two layers may be one array, gate first."""
   return table(
     layers.dense(f'{theirs}.{gate}', f'{MLP}/gate'),
     layers.dense(f'{theirs}.{value}', f'{MLP}/Dense_0'),
     layers.dense(f'{theirs}.{out}', f'{MLP}/Dense_1'),
-    layers.join(f'{theirs}.{packed}', vit.GATED),
+    layers.join(f'{theirs}.w12', vit.GATED),
   )
 
 
