@@ -161,7 +161,6 @@ def check(where: str, value, kind, section: dict | None = None) -> None:
   Args:
     kind: int, float (which accepts ints), str, bool, None, dict, list, tuple, and unions,
       `Literal` and `Annotated` of them, to any depth. Any other annotation accepts any value.
-    section: the dict that holds the value.
   """
   _check_type(where, value, kind)
   origin, args = typing.get_origin(kind), typing.get_args(kind)

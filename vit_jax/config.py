@@ -27,7 +27,6 @@ def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamesp
     arg: the text after the colon in `--config=FILE:ARG`. Values get the type of the
       default. The word `debug` stands for the arguments of `debug`, a shrunk recipe.
     debug: {argument: value}, applied before the other arguments.
-    **defaults: {argument: default}.
   """
   values, own = dict(defaults), {}
   for item in filter(None, (arg or '').split(',')):

@@ -95,7 +95,6 @@ class Storage:
 
     Args:
       items: {item: nested dict of arrays}, whose buffers may be donated at once.
-      meta: a JSON-serialisable dict.
 
     Raises:
       DiskFull: if there was no room for the previous step.

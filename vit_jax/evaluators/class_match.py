@@ -72,7 +72,6 @@ def match(
   """Matches the classes of a data set with the classes of a model.
 
   Args:
-    source: the `Source` of the data.
     class_map: how to match classes.
       'name': by WordNet id or name.
       'known': the same, without the images of classes that the model lacks.

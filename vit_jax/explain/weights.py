@@ -63,7 +63,6 @@ def reader(
 
   Args:
     pooling: weights [B, 1, N] of attention pooling, or None.
-    tokens: N.
     grid: (h, w) of patches.
   """
   classifier = getattr(model.untuned, 'classifier', None)

@@ -88,7 +88,6 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float, dtyp
   Args:
     x: [..., D].
     scale, bias: [D].
-    eps: added to the variance.
     dtype: the dtype of the result, [..., D].
   """
   if x.dtype == dtype == jnp.bfloat16 and x.ndim == 3 and tpus(x.shape[0]) is not None:

@@ -157,7 +157,6 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
   """Runs a kernel over images, groups of heads and blocks of queries.
 
   Args:
-    arrays: the arguments of the kernel.
     kinds, out_kinds: a letter for each argument and result. 'q' is [B, N, lanes], 'k' is
       [B, S, lanes], and 'b' and 'p' are the factors of the bias, [B, N, R] and [1, S, R].
   """

@@ -74,7 +74,6 @@ def _call(kernel, static, rows, arrays, vectors, sums: int = 0) -> list:
   """Runs a kernel over images and blocks of rows. Each device runs it on its own images.
 
   Args:
-    static: the first arguments of the kernel.
     arrays: arrays [B, N, D]. The first result has this shape.
     vectors: arrays [D].
     sums: number of further results, float32 [B, 1, D], which are sums over an image's

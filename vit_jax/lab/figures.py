@@ -13,7 +13,7 @@ from vit_jax import files, terminal
 from vit_jax.errors import UserError, choose
 from vit_jax.evaluators import find_metric
 from vit_jax.lab import published, table
-from vit_jax.tools.figures import Drawn
+from vit_jax.tools.figures import Drawing
 from vit_jax.tools.inspect.model import cost
 from vit_jax.train import flops, metrics, status
 from vit_jax.weights import runs as run_weights
@@ -87,7 +87,7 @@ def _pretraining(folder, config: dict) -> tuple[int, float] | None:
   return resolved['num_examples'], flops.exa_training(forward, images)
 
 
-def compute(args) -> Drawn:
+def compute(args) -> Drawing:
   """Draws accuracy against the compute of pre-training (figure 5, Table 6)."""
   from vit_jax.explain import plots
 
@@ -105,7 +105,7 @@ def compute(args) -> Drawn:
   return _add_runs(args, panels, rows, label, lambda run: run.exaflops)
 
 
-def data(args) -> Drawn:
+def data(args) -> Drawing:
   """Draws accuracy against the size of the pre-training data (figure 3, Table 5)."""
   from vit_jax.explain import plots
 
@@ -121,7 +121,7 @@ def data(args) -> Drawn:
   return _add_runs(args, panels, rows, label, lambda run: run.num_examples)
 
 
-def _add_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn:
+def _add_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawing:
   """Adds a panel with the runs. Runs that differ only in the seed become one point."""
   from vit_jax.explain import plots
 
@@ -152,4 +152,4 @@ def _add_runs(args, panels: list, rows: list, label: str, x: Callable) -> Drawn:
       rows.append(('runs', name, f'{at:.6g}', *m.texts(), m.number, runs[0].metric))
   if series:
     panels.append(plots.Panel('Runs', label, runs[0].metric, series))
-  return Drawn(plots.panels(panels), rows, tuple(notes))
+  return Drawing(plots.panels(panels), rows, tuple(notes))

@@ -123,7 +123,6 @@ class Target:
   Attributes:
     patch: (height, width) of a patch in pixels.
     parts: parts along each side of a patch, or None for pixels.
-    classes: number of colours.
     outputs: numbers to predict for a patch.
   """
 

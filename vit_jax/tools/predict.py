@@ -59,7 +59,6 @@ def finish(args, loaded, images: list[dict], lines, note: str = '', **more) -> i
 
   Args:
     lines: function of a readable image that returns a heading and the lines below it.
-    note: text to print before the images.
     **more: further entries of the JSON.
   """
   if args.json:

@@ -163,10 +163,10 @@ def _run(folder: Path, step: int) -> tuple[dict, dict[str, str]]:
   config, results = config_lib.read(folder), {}
   evals = config.get('evals', {})
   for name, value in (steps.Steps(folder, config).metrics.get(step) or {}).items():
-    declared = evaluators.find_metric(name, evals)
+    metric = evaluators.find_metric(name, evals)
     of_evaluation = name.partition('/')[0] in evals
-    if of_evaluation and declared.larger_is_better is not None and math.isfinite(value):
-      results[name] = value, f'{value:.2%}' if declared.percent else f'{value:.6g}'
+    if of_evaluation and metric.larger_is_better is not None and math.isfinite(value):
+      results[name] = value, f'{value:.2%}' if metric.percent else f'{value:.6g}'
   return config, dict(sorted(results.items()))
 
 

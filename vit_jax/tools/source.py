@@ -87,7 +87,6 @@ def print_values(args, record: dict, values: dict, metrics, notes: list[str]) ->
   """Prints an evaluator's values as text or, with --json, with the record.
 
   Args:
-    metrics: the evaluator's METRICS.
     notes: lines about the data, for the text.
   """
   from vit_jax.evaluators import base

@@ -14,7 +14,6 @@ class Truth:
     image_ids, category_ids: ids in the file, sorted.
     file_names: names of the images; '' where the file has none.
     sizes: int64 [I, 2], heights and widths; 0 where the file has none.
-    class_names: names of the categories.
     image, category: int64 [n], positions in `image_ids` and `category_ids`.
     boxes: float64 [n, 4], left, top, width, height in pixels.
     areas: float64 [n], as annotated, which means the area of the mask.
@@ -41,7 +40,6 @@ class Truth:
     Args:
       source: gives `num_classes`, `class_names` and the number of images.
       boxes: float64 [n, 4], top, left, bottom, right in pixels.
-      **columns: the other attributes.
     """
     top, left, bottom, right = boxes.T
     classes = list(range(source.num_classes))

@@ -99,7 +99,6 @@ class Pyramid(Model):
 
     Args:
       laterals: {level: map} with `channels` channels each, the finest first.
-      out: features of the backbone.
       features: whether the caller reads more of `out` than the pyramid.
     """
     levels = {name: self.conv(3, f'{name}_output')(x) for name, x in laterals.items()}

@@ -363,8 +363,8 @@ class RCNN(Model):
         few = {k: x[:, : max(int(self.box_sample * share), 1)] for k, x in rows.items()}
         positive = few['valid'] & (few['label'] < self.num_classes)
         pooled = self._pool(source, few['boxes'], MASK_BINS)
-        label_of = jnp.minimum(few['label'], self.num_classes - 1)
-        logits_of = mask_heads[i](pooled, label_of, train=True)
+        classes = jnp.minimum(few['label'], self.num_classes - 1)
+        logits_of = mask_heads[i](pooled, classes, train=True)
         row = {'logits': logits_of, 'boxes': few['boxes'], 'valid': positive}
         masks.append({**row, 'index': few['index'], 'label': few['label']})
       boxes = self._move(i, rows['boxes'], logits, deltas, sizes, label)

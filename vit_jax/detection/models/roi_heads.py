@@ -26,7 +26,6 @@ class RPN(nn.Module):
   Attributes:
     convs: number of 3 x 3 convolutions, each followed by ReLU.
     number: A, the number of anchors at a position.
-    dtype: dtype of these convolutions.
   """
 
   convs: int

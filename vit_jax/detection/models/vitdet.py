@@ -98,7 +98,6 @@ class Encoder(nn.Module):
   Attributes:
     block: a function that makes a `Block`.
     rates: stochastic depth rate of each block.
-    remat: see `nn.stack`.
     positions: arguments of `ResizedPositions`. None: no positions are added.
     windows: (h, w) of each block's windows. None: the window is the whole map.
   """

@@ -17,7 +17,6 @@ def cell(
   Args:
     sizes: square roots of the areas, in pixels. The ratio changes faster than the size.
     ratios: heights divided by widths.
-    rounded: whether corners are rounded to whole pixels.
   """
   s, r = np.meshgrid(np.float64(sizes), np.float64(ratios), indexing='ij')
   half = np.stack([s / np.sqrt(r), s * np.sqrt(r)], -1).reshape(-1, 2) / 2
@@ -34,7 +33,6 @@ def anchors(
   """Returns the anchors of a level, float32 [h w A, 4], ordered by row, column and `cell`.
 
   Args:
-    grid: (h, w) of the map.
     strides: pixels between two positions, vertically and horizontally.
     cell: [A, 4], the anchors around one position, from the function `cell`.
     offset: position within a cell of the map: 0 for the corner, 0.5 for the centre.

@@ -28,7 +28,6 @@ def match(
   Args:
     iou: [N, M], overlaps of N targets with M boxes.
     valid: bool [N], False for padding. Without targets all labels are 0.
-    low, high: thresholds of the overlap.
     low_quality: the rule for the boxes that overlap a target most, even if the overlap is
       below `high`.
       None: no such rule.
@@ -75,7 +74,6 @@ def sample(priority: jax.Array, label: jax.Array, number: int, share: float) -> 
   Args:
     priority: float32 [M], uniformly random. Candidates with the smallest are taken.
     label: int [M]: 1, 0, or -1 for candidates that are left out.
-    number: size of the sample.
     share: largest share of positives; their number is rounded down.
   """
 

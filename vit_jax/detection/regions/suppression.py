@@ -33,7 +33,6 @@ def keep(
   Args:
     boxes: [n, 4] corners.
     scores: [n].
-    threshold: the IoU above which a box is suppressed.
     valid: bool [n], False for padding, which is never kept.
     classes: int [n]. Boxes of different classes do not suppress each other.
   """
@@ -88,7 +87,6 @@ def proposals(
     size: [2], the image's height and width, to which boxes are clipped.
     before: proposals to keep per level, before suppression.
     after: proposals to keep in all, after suppression.
-    threshold: the IoU above which a box is suppressed.
     least: the minimum side length; proposals with a shorter side are dropped.
     clamp_both: see `coding.decode`.
   """
@@ -133,9 +131,7 @@ def detections(
     boxes: [R, 4] corners, or [R, 4 K] with a box for each class.
     probabilities: [R, K], without the background.
     valid: bool [R], False for padding.
-    size: [2], the image's height and width.
     least: the score that detections must exceed.
-    threshold: the IoU above which a box is suppressed.
     most: the maximum of D.
     soft: whether to use linear soft-NMS, arXiv 1704.04503, as in mmcv: overlapping boxes
       stay, and their score is multiplied by 1 - overlap.

@@ -64,7 +64,6 @@ def plan(maps, count: int, pooling: Pooling) -> Pooling | None:
 
   Args:
     maps: [B, h, w, C], bfloat16.
-    count: boxes per image.
   """
   mesh, channels = tpus(maps[0].shape[0]), maps[0].shape[-1]
   if mesh is None or mesh.shape['tensor'] > 1 or channels % 128:
@@ -181,7 +180,6 @@ def _call(kernel, pooling, boxes, inputs, in_specs, out_specs, out_shape, sums):
 
   Args:
     boxes: the arguments of `_lists` after `pooling`.
-    inputs, in_specs, out_specs, out_shape: as in `pallas_call`.
     sums: shape of the float32 sums on the chip.
   """
   visitors, counts, scalars, windows = _lists(pooling, *boxes)
@@ -322,7 +320,6 @@ def _visits(pooling, sides, lists, maps, visit, *around):
   Args:
     sides: (h, w) of each map.
     lists: blocks of the results of `_lists`.
-    maps: blocks of the maps.
     visit: called with the block, the index of the box, the slice of the window's columns,
       and its weights [bins, rows x columns], bfloat16.
     around: functions to call with the block before and after its visits.

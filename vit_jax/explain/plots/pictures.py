@@ -27,7 +27,6 @@ def maps(
   Args:
     images: [B, H, W, C] in [0, 1], C 1 or 3.
     values: [B, h, w], resized to the images' size.
-    title: title of the columns of maps.
     captions: one text above each image.
     overlay: 'heat': colours from the 1st to the 99th percentile of each map.
       'mask': the image times the map, as in the paper, with factor 1 from the 99th

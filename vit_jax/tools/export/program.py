@@ -26,14 +26,12 @@ class Program:
   platform, which no portable format can hold.
 
   Args:
-    loaded: the result of `weights.load`.
     layers: names of features to return besides the logits.
     batch: the number of images that the program takes; None: any number.
 
   Attributes:
     variables: the variables of the model, as numpy arrays.
     outputs: {name: shape without the batch axis}.
-    params: the number of parameters.
     dtype: the dtype of the computation, 'float32' or 'bfloat16'.
   """
 

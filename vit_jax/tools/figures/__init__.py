@@ -6,7 +6,7 @@ The modules of this folder draw the figures; what they share stands here.
 from typing import Any, NamedTuple
 
 
-class Drawn(NamedTuple):
+class Drawing(NamedTuple):
   """A figure before it is written.
 
   Attributes:

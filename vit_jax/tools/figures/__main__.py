@@ -30,7 +30,7 @@ OF_A_MODEL = {
   'filters': "the first layer's filters, or their principal components (figure 7 left)",
 }
 OF_RUNS = Registry('figure of runs', {})
-# Name -> function(args) -> `Drawn`.
+# Name -> function(args) -> `Drawing`.
 FIGURES = Registry(
   'figure',
   {
@@ -50,16 +50,16 @@ def main(argv: list[str]) -> int:
     from vit_jax.explain import plots
   except ImportError as error:
     raise UserError(f"{error}: pip install 'vit_jax[plots]'.") from None
-  drawn = FIGURES[args.name](args)
+  drawing = FIGURES[args.name](args)
   out_folder.make(out)
-  written = [out / f'{args.name}.csv']
-  out_folder.write_csv(written[0], drawn.rows)
+  paths = [out / f'{args.name}.csv']
+  out_folder.write_csv(paths[0], drawing.rows)
   for suffix in args.format:
-    written.append(out / f'{args.name}.{suffix}')
-    plots.save(drawn.figure, written[-1])
+    paths.append(out / f'{args.name}.{suffix}')
+    plots.save(drawing.figure, paths[-1])
   record = {'figure': args.name, 'source': getattr(args, 'source', None)}
-  record |= {'files': [str(path) for path in written], 'notes': list(drawn.notes)}
-  text = '\n'.join([*drawn.notes, f'written: {", ".join(record["files"])}'])
+  record |= {'files': [str(path) for path in paths], 'notes': list(drawing.notes)}
+  text = '\n'.join([*drawing.notes, f'written: {", ".join(record["files"])}'])
   return cli.show(args, record, text)
 
 

@@ -6,7 +6,7 @@ from vit_jax import explain, imagenet
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.explain import attention
 from vit_jax.tools import predict, source
-from vit_jax.tools.figures import Drawn, grids
+from vit_jax.tools.figures import Drawing, grids
 
 # The most images in a figure, one page; the table has all images.
 _MOST = 32
@@ -20,7 +20,7 @@ _TITLES = {
 }
 
 
-def draw(args) -> Drawn:
+def draw(args) -> Drawing:
   """Draws images beside their maps; `args.name` is the kind of map."""
   from vit_jax.explain import plots
 
@@ -50,7 +50,7 @@ def draw(args) -> Drawn:
     notes = [_describe_clipping(images, maps, plots.TOP)]
   if len(images) > _MOST:
     notes.append(f'{_MOST} of {len(images)} images are drawn; the table has all.')
-  return Drawn(figure, table, tuple(notes))
+  return Drawing(figure, table, tuple(notes))
 
 
 def _describe_clipping(images, maps, top: float) -> str:
@@ -64,7 +64,7 @@ def _describe_clipping(images, maps, top: float) -> str:
   )
 
 
-def distance(args) -> Drawn:
+def distance(args) -> Drawing:
   """Draws each head's mean attention distance (figures 7 right and 11)."""
   from vit_jax.explain import plots
 
@@ -83,14 +83,13 @@ def distance(args) -> Drawn:
   notes = (f'{len(paths)} images; uniform attention is {uniform:.1f} pixels.',)
   if len(paths) < 10:
     notes += ('The paper averages over 128 images; so few say little about a head.',)
-  return Drawn(plots.heads(mean, std, uniform), rows, notes)
+  return Drawing(plots.heads(mean, std, uniform), rows, notes)
 
 
 def _choose_classes(loaded, images, name: str | None) -> tuple:
   """Returns (numbers of the classes to explain, their names, captions with probabilities).
 
   Args:
-    images: preprocessed images.
     name: the name or number of one class for all images; None: the most probable class of
       each image.
   """

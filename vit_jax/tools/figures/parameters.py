@@ -11,10 +11,10 @@ from vit_jax.errors import UserError
 from vit_jax.explain.parameters import filters_pca, posemb_similarity, rescale
 from vit_jax.nn.positions import ADDED, PositionEmbedding
 from vit_jax.tools import source
-from vit_jax.tools.figures import Drawn, grids
+from vit_jax.tools.figures import Drawing, grids
 
 
-def posemb(args) -> Drawn:
+def posemb(args) -> Drawing:
   """Draws how similar the position embeddings are (figure 7 centre)."""
   from vit_jax.explain import plots
 
@@ -29,10 +29,10 @@ def posemb(args) -> Drawn:
     notes = ('Every block adds its own positions; these are those of the first block.',)
   named = [((i, j), similarity[i, j]) for i, j in np.ndindex(*grid)]
   rows = grids(('patch_row', 'patch_column'), named)
-  return Drawn(plots.tiles(similarity, title), rows, notes)
+  return Drawing(plots.tiles(similarity, title), rows, notes)
 
 
-def filters(args) -> Drawn:
+def filters(args) -> Drawing:
   """Draws the first layer's filters (figure 7 left).
 
   For a patch embedding it draws the principal components. For an overlapping convolution,
@@ -65,7 +65,7 @@ def filters(args) -> Drawn:
     share = share if share == '' else f'{share:.7g}'
     for y, x in np.ndindex(*size):
       rows.append((f, share, y, x, *(f'{v:.7g}' for v in values[f, y, x])))
-  return Drawn(plots.filters(shown, title, across), rows, notes)
+  return Drawing(plots.filters(shown, title, across), rows, notes)
 
 
 def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:

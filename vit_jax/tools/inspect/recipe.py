@@ -115,7 +115,6 @@ def trainer(config: dict, record: dict, mesh) -> Trainer:
   """Returns the `Trainer` of a checked config on a mesh, from shapes alone.
 
   Args:
-    record: the dict that `describe` returned.
     mesh: its devices may be fake, or described.
   """
   if tasks.class_of(config).CLASSES and record['classes'] is None:
@@ -192,7 +191,7 @@ def trace(config: dict, source: Source | None) -> tuple[Preprocess, dict]:
   Args:
     source: of `open_bundled`. None: it has the features that the task declares.
   """
-  data, source = config['data'], source or _Closed(config)
+  data, source = config['data'], _Closed(config) if source is None else source
   with check.prefix_errors(f'pp {data["pp"]!r}'):
     preprocess = Preprocess(data['pp'], source, source.num_classes or 1)
   return preprocess, pipeline.trace_batch(preprocess, data['batch_size'])

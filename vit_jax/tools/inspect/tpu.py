@@ -117,9 +117,6 @@ def devices(text: str) -> list:
 def inspect(config: dict, record: dict, text: str) -> dict:
   """Compiles the step of a recipe for a slice such as 'v3:16x16'.
 
-  Args:
-    record: the result of `recipe.describe` for it.
-
   Returns:
     tpu, devices, mesh and hbm; bytes, temp_bytes and argument_bytes of a device; cycles of
     a step; step_s, at the clock that the vendor's peak implies; hours of the whole run.
