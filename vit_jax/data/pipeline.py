@@ -45,12 +45,9 @@ def _check_options(where: str, options: dict, data: dict) -> None:
 def _build(source, split, options, classes):
   if isinstance(source, str):
     return sources.build(source, split, classes=classes, **options)
-  if options:
-    raise ValueError(
-      "source_options with a list of sources: give each part its 'options'"
-    )
+  _check_options('source_options', options, {'source': source})
   if classes is not None:
-    raise ValueError("classes with a list of sources: give each part its own 'classes'")
+    subset.check_classes('classes', classes, {'source': source})
   return mixture.build(source, split)
 
 

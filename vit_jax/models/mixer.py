@@ -42,8 +42,8 @@ def variant(name: str) -> dict:
   match = re.fullmatch(r'([A-Za-z]+)/([1-9]\d*)(?:x([1-9]\d*))?', str(name))
   if not match or match[1] not in VARIANTS:
     raise UserError(
-      f"Unknown Mixer variant {name!r}: SIZE/PATCH such as 'B/16', SIZE one of "
-      f'{list(VARIANTS)}.{did_you_mean(str(name).split("/")[0], VARIANTS)}'
+      f"Unknown Mixer variant {name!r}: expected SIZE/PATCH, such as 'B/16', with SIZE one "
+      f'of {list(VARIANTS)}.{did_you_mean(str(name).split("/")[0], VARIANTS)}'
     )
   names = 'width', 'depth', 'tokens_mlp_dim', 'channels_mlp_dim'
   patch_size = int(match[2]), int(match[3] or match[2])

@@ -278,7 +278,9 @@ class MViT(Classifier):
         'has width / num_heads channels.'
       )
     if self.window and self.classifier == 'token':
-      raise UserError("window excludes a class token: take classifier='gap'.")
+      raise UserError(
+        f"window={self.window} excludes a class token: take classifier='gap'."
+      )
     if self.class_residual and self.classifier != 'token':
       raise UserError(
         f"class_residual=True is for classifier='token', not {self.classifier!r}: leave it out."

@@ -457,15 +457,17 @@ class ViT(vit.ViT):
         f'kv_heads={self.kv_heads}: expected a divisor of num_heads={self.num_heads} for '
         f'each of the {self.depth} blocks, and scan=False.'
       )
-    both = self.rope != 'none' or self.relpos != 'none'
+    in_scores = self.rope != 'none' or self.relpos != 'none'
     relative = self.posemb == 'relative' and self.relpos != 'none'
     if relative or (self.posemb in IN_ATTENTION and self.rope != 'none'):
       raise UserError(
-        f'posemb={self.posemb!r} excludes rope and relpos: leave them out.'
+        f'posemb={self.posemb!r} excludes rope={self.rope!r} and relpos={self.relpos!r}: '
+        'leave them out.'
       )
-    if self.attention == 'axial' and both:
+    if self.attention == 'axial' and in_scores:
       raise UserError(
-        "rope and relpos work only with attention='full': leave them out."
+        f"rope={self.rope!r} and relpos={self.relpos!r} work only with attention='full': "
+        'leave them out.'
       )
 
 

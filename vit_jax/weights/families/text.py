@@ -172,7 +172,9 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   if odd := sorted(own.keys() - _TEXT_CFG):
     raise ValueError(f'text_cfg.{odd[0]} is unknown: it may change the outputs')
   if 'positional_embedding' not in arrays:
-    raise ValueError('its text tower comes from another package')
+    raise ValueError(
+      'its text tower has no positional_embedding: it comes from another package'
+    )
   pool = own.get('pool_type', 'argmax')
   if pool not in ('argmax', 'eos', 'last'):
     raise ValueError(f"pool_type={pool!r}, expected 'argmax', 'eos' or 'last'")

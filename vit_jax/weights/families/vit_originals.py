@@ -293,7 +293,7 @@ def _config(fields, image_size, class_names) -> dict:
   if fields['extra_norms']:
     ours['fields']['act'] = fields['act']
   elif fields['layer_scale'] is None:
-    raise ValueError('authors can express layer_scale=None only for CLIP')
+    raise ValueError('authors cannot express layer_scale=None, except in CLIP')
   else:
     configs.need(fields, 'authors', num_classes=(None,), patch_bias=(True,))
   if image_size[0] != image_size[1]:
