@@ -252,11 +252,11 @@ def _find_variant(name: str) -> tuple[str | None, dict] | None:
   if size is None:
     return None, fields
   variant = f'{size}/{fields["patch_size"][0]}'  # timm's patches are square
-  shown = {'patch_size', 'width', 'depth', 'mlp_dim', 'num_heads'}
+  in_variant = {'patch_size', 'width', 'depth', 'mlp_dim', 'num_heads'}
   return variant, {
     key: value
     for key, value in fields.items()
-    if key not in shown and value != usual[key].default
+    if key not in in_variant and value != usual[key].default
   }
 
 

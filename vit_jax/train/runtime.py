@@ -66,8 +66,8 @@ def trace_step(step, abstract, spec, mesh):
     key: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding.batch_sharding(mesh))
     for key, s in spec.items()
   }
-  placed = jax.tree.map(lambda x: x.sharding, abstract)
-  out_shardings = (placed, sharding.replicated_sharding(mesh))
+  shardings = jax.tree.map(lambda x: x.sharding, abstract)
+  out_shardings = (shardings, sharding.replicated_sharding(mesh))
   jitted = jax.jit(step, donate_argnums=0, out_shardings=out_shardings)
   return jitted.trace(abstract, batch)
 

@@ -249,10 +249,10 @@ def all_formats() -> list[Format]:
 
 def find_writer(family: str, to: str) -> Format:
   """Returns the format `to` of a family; raises ValueError if it cannot be written."""
-  named = {f.to: f for f in all_formats() if f.family == family and f.writer}
-  if to not in named:
-    raise ValueError(f'{to} has no {family!r}, which can be written as {list(named)}')
-  return named[to]
+  writers = {f.to: f for f in all_formats() if f.family == family and f.writer}
+  if to not in writers:
+    raise ValueError(f'{to} has no {family!r}, which can be written as {list(writers)}')
+  return writers[to]
 
 
 def detect(

@@ -343,12 +343,12 @@ def fill(config: dict, weights: str | None) -> tuple[dict, list[str]]:
 
 def _fill(pp: str, theirs: tuple) -> str:
   """Completes one pipeline. `theirs` are the ops of the weights' pipeline."""
-  named, ops, texts = {op.name: op for op in theirs}, registry.parse(pp), []
-  resize = named.get('resize') or named.get('resize_small')
+  by_name, ops, texts = {op.name: op for op in theirs}, registry.parse(pp), []
+  resize = by_name.get('resize') or by_name.get('resize_small')
   for op in ops:
     text = op.text
     if op.name == 'value_range' and not op.written:
-      text = named[op.name].text if theirs else 'value_range(-1, 1)'
+      text = by_name[op.name].text if theirs else 'value_range(-1, 1)'
     elif op.name == 'resize_as_weights':
       geometry = _geometry(theirs, size_pair(op.arguments['size']))
       text = geometry or text.replace(op.name, 'resize')

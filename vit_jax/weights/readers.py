@@ -126,12 +126,12 @@ def _read_file(path: Path) -> Raw:
 
 
 def _read_folder(folder: Path) -> Raw:
-  named = lambda pattern: sorted(folder.glob(pattern))
-  parts, numpy, config = named('*.safetensors'), named('*.npz'), _read_config(folder)
-  index = named('*.safetensors.index.json')
+  find = lambda pattern: sorted(folder.glob(pattern))
+  parts, numpy, config = find('*.safetensors'), find('*.npz'), _read_config(folder)
+  index = find('*.safetensors.index.json')
   if not (parts or index or numpy):
-    parts = [file for file in named('*') if file.suffix in PICKLES]
-    index = named('*.bin.index.json')
+    parts = [file for file in find('*') if file.suffix in PICKLES]
+    index = find('*.bin.index.json')
   for name in ('model.safetensors', 'pytorch_model.bin'):
     if folder / name in parts:
       parts, index = [folder / name], []

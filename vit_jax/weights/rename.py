@@ -142,15 +142,15 @@ def to_ours(arrays: Arrays, rules: Iterable[Rule]) -> tuple[Arrays, list[str]]:
 def to_theirs(flat: Arrays, rules: Iterable[Rule]) -> Arrays:
   """Returns {their name: array}, sorted by name; the inverse of `to_ours`."""
   targets = [(x, rule) for rule in rules if not rule.only_load for x in rule.targets]
-  left, out = dict(flat), {}
+  rest, out = dict(flat), {}
   for name in flat:
-    if name not in left:  # It was written together with another parameter.
+    if name not in rest:  # It was written together with another parameter.
       continue
     matches = ((r, v) for x, r in targets if (v := _match(x, name)) is not None)
     rule, values = next(matches, (None, None))
     if rule is None:
       raise ValueError(f'{name} has no place in this format')
-    parts = [left.pop(_fill(target, values)) for target in rule.targets]
+    parts = [rest.pop(_fill(target, values)) for target in rule.targets]
     try:
       out[_fill(rule.theirs, values)] = rule.transform.save(parts)
     except ValueError as error:

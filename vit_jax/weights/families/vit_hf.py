@@ -283,9 +283,9 @@ def _read_rules(arrays: Arrays, facts: Facts) -> Table:
 
 
 # Fields that follow from the arrays, which the config can therefore contradict.
-_SHOWN = ('patch_size', 'width', 'depth', 'mlp_dim', 'registers', 'qkv_bias', 'mlp')
-_SHOWN += ('dense_bias', 'patch_bias', 'norm', 'extra_norms', 'posemb', 'relpos')
-_SHOWN += ('final_norm',)
+_INFERRED = ('patch_size', 'width', 'depth', 'mlp_dim', 'registers', 'qkv_bias', 'mlp')
+_INFERRED += ('dense_bias', 'patch_bias', 'norm', 'extra_norms', 'posemb', 'relpos')
+_INFERRED += ('final_norm',)
 
 
 def _find_head(flat: Arrays, fields: dict, facts: Facts) -> dict:
@@ -296,14 +296,14 @@ def _find_head(flat: Arrays, fields: dict, facts: Facts) -> dict:
   """
   if not facts.config:
     return {}
-  shown = timm_options.USUAL | vit.infer(flat)
+  inferred = timm_options.USUAL | vit.infer(flat)
   from_config = {**facts.fields}
   from_config['layer_scale'] = facts.fields.get('layer_scale') is not None
-  shown['layer_scale'] = shown['layer_scale'] is not None
-  for key in (*_SHOWN, 'layer_scale'):
-    if key in from_config and from_config[key] != shown[key]:
+  inferred['layer_scale'] = inferred['layer_scale'] is not None
+  for key in (*_INFERRED, 'layer_scale'):
+    if key in from_config and from_config[key] != inferred[key]:
       raise ValueError(
-        f'its config says {key}={from_config[key]!r}, but its arrays {shown[key]!r}'
+        f'its config says {key}={from_config[key]!r}, but its arrays {inferred[key]!r}'
       )
   name, _ = _inner(facts.config)
   has_head = 'head/kernel' in flat
@@ -343,9 +343,9 @@ def _find_class(fields: dict) -> tuple[str, str, dict]:
   fits, ours = [], _unify(fields)
   for name, kind in KINDS.items():
     args = _write_fields(kind, fields)
-    known = timm_options.USUAL | _read_fields(kind, args)
+    again = timm_options.USUAL | _read_fields(kind, args)
     for suffix, head in kind.heads:
-      theirs = _unify(known | {'num_classes': fields['num_classes']} | head)
+      theirs = _unify(again | {'num_classes': fields['num_classes']} | head)
       compared = ours.keys() - (TRAINING - {'layer_scale'})
       differ = [k for k in ours if k in compared and ours[k] != theirs.get(k)]
       if 'num_classes' not in head and fields['num_classes'] is None:
