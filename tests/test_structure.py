@@ -29,7 +29,7 @@ MODULES = sorted(
 # lines is met by packing them. These numbers may only fall; a feature that raises one lowers
 # another, or says in its commit why it is worth it.
 ROOMS = {
-  'checkpoint': (24, 0),
+  'checkpoint': (23, 0),
   'data': (206, 59),
   'detection': (154, 104),
   'evaluators': (60, 26),

@@ -16,6 +16,7 @@ from tests.support.states import (
   assert_same,
   files_of,
   make_state,
+  restore_params,
   steps_in,
   write,
 )
@@ -60,7 +61,7 @@ def test_state_without_ema(tmp_path):
   with pytest.raises(errors.UserError, match='ema/cls'):
     saved.restore(abstract_of(make_state(1, ema=True)))
   with pytest.raises(errors.UserError, match='ema/cls'):
-    saved.restore_params(abstract_of(state).params, ema=True)
+    restore_params(saved, abstract_of(state).params, ema=True)
 
 
 def test_restore_onto_another_mesh(tmp_path, monkeypatch):
@@ -96,7 +97,7 @@ def test_buffers_may_be_donated_while_the_save_runs(tmp_path):
   abstract = abstract_of(make_state(0, width=2048))
   assert_same(saved.restore(abstract)[0], make_state(3, width=2048))
   for step in range(1, 4):
-    params, _ = saved.restore_params(abstract.params, step=step)
+    params, _ = restore_params(saved, abstract.params, step=step)
     assert_same(params, make_state(step, width=2048).params)
 
 
@@ -104,19 +105,19 @@ def test_restore_params_reads_nothing_else(tmp_path):
   saved = write(tmp_path)
   shutil.rmtree(tmp_path / '3' / 'train')
   abstract = abstract_of(make_state(3))
-  params, meta = saved.restore_params(abstract.params)
+  params, meta = restore_params(saved, abstract.params)
   assert_same(params, make_state(3).params)
   assert meta == {'position': 30}
-  ema, _ = saved.restore_params(abstract.ema, ema=True)
+  ema, _ = restore_params(saved, abstract.ema, ema=True)
   assert_same(ema, make_state(3).ema)
   shapes = jax.eval_shape(lambda: make_state(1).params)  # without shardings: one device
-  params, meta = saved.restore_params(shapes, step=1)
+  params, meta = restore_params(saved, shapes, step=1)
   assert_same(params, make_state(1).params)
   assert meta == {'position': 10}
   assert saved.meta() == {'position': 30}
   assert saved.meta(2) == {'position': 20}
   with pytest.raises(errors.UserError, match=naming('step 9', [1, 2, 3])):
-    saved.restore_params(abstract.params, step=9)
+    restore_params(saved, abstract.params, step=9)
 
 
 def test_frozen_parameters_are_described_and_not_stored(tmp_path):
@@ -133,9 +134,9 @@ def test_frozen_parameters_are_described_and_not_stored(tmp_path):
   restored, _ = saved.restore(abstract_of(state), frozen)
   assert_same(restored, state)
   both = {**abstract_of(state).params, **abstract_of(state).frozen}
-  params, _ = saved.restore_params(both, frozen=frozen)
+  params, _ = restore_params(saved, both, frozen=frozen)
   assert_same(params, {**state.params, **state.frozen})
-  trained, _ = saved.restore_params(abstract_of(state).ema, ema=True)
+  trained, _ = restore_params(saved, abstract_of(state).ema, ema=True)
   assert_same(trained, state.ema)
   other = wide['embedding']['kernel'].copy()
   other[3, 4] += 1e-6
@@ -143,7 +144,7 @@ def test_frozen_parameters_are_described_and_not_stored(tmp_path):
     with pytest.raises(errors.UserError, match=naming('embedding/kernel', 'step 1')):
       saved.restore(abstract_of(state), wrong)
     with pytest.raises(errors.UserError, match=naming('config.weights.source')):
-      saved.restore_params(both, frozen=wrong)
+      restore_params(saved, both, frozen=wrong)
   assert steps_in(tmp_path) == [1]
 
 
@@ -162,7 +163,7 @@ def test_reading_leaves_an_unfinished_step_of_another_process_alone(tmp_path):
 def test_reading_an_empty_folder_is_the_users_error(tmp_path):
   saved = checkpoints.Checkpoints(tmp_path / 'none')
   with pytest.raises(errors.UserError, match=naming(tmp_path / 'none')):
-    saved.restore_params(abstract_of(make_state()).params)
+    restore_params(saved, abstract_of(make_state()).params)
   with pytest.raises(errors.UserError, match=naming(tmp_path / 'none')):
     saved.meta()
   assert not (tmp_path / 'none').exists()
@@ -222,7 +223,7 @@ def test_retention(tmp_path, options, steps):
     reader = checkpoints.Checkpoints(tmp_path, **options)
     if options['best'] == 'absent':
       with pytest.raises(errors.UserError, match=naming("'absent'", "step='best'")):
-        reader.restore_params(abstract_of(make_state()).params, step='best')
+        restore_params(reader, abstract_of(make_state()).params, step='best')
     else:
-      params, _ = reader.restore_params(abstract_of(make_state()).params, step='best')
+      params, _ = restore_params(reader, abstract_of(make_state()).params, step='best')
       assert_same(params, make_state(steps[0]).params)

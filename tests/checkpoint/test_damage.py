@@ -19,6 +19,7 @@ from tests.support.states import (
   assert_same,
   files_of,
   make_state,
+  restore_params,
   steps_in,
   write,
 )
@@ -163,14 +164,14 @@ def test_all_damaged_is_an_error_and_nothing_moves(tmp_path, capfd):
   with pytest.raises(errors.NoUsableCheckpoint, match=naming('4.corrupt')):
     restore(aside)
   with pytest.raises(errors.NoUsableCheckpoint, match=naming('step 2')):
-    saved.restore_params(abstract_of(make_state()).params, step=2)
+    restore_params(saved, abstract_of(make_state()).params, step=2)
   assert capfd.readouterr().err == ''
 
 
 def test_restore_params_reports_damage_but_moves_nothing(tmp_path, capfd):
   saved = write(tmp_path)
   shutil.rmtree(tmp_path / '3' / 'params')
-  params, _ = saved.restore_params(abstract_of(make_state()).params)
+  params, _ = restore_params(saved, abstract_of(make_state()).params)
   assert_same(params, make_state(2).params)
   error = capfd.readouterr().err
   assert re.search(naming('step 3', 'step 2'), error)
@@ -197,7 +198,7 @@ def test_another_configuration_is_no_damage(tmp_path, capfd):
       with pytest.raises(errors.UserError, match=message):
         refused(state)
     with pytest.raises(errors.UserError, match=message):
-      saved.restore_params(params)
+      restore_params(saved, params)
   other = optax.sgd(0.1, momentum=0.9).init(abstract.params)
   with pytest.raises(errors.UserError, match=r'train/opt_state/.*\d+ more'):
     saved.restore(dataclasses.replace(abstract, opt_state=other))

@@ -50,6 +50,12 @@ def abstract_of(state, mesh=None, rules='replicate'):
   return sharding.abstract(jax.eval_shape(lambda: state), mesh, rules)
 
 
+def restore_params(saved, abstract, **options):
+  """Returns (params, meta) of a checkpoint."""
+  variables, meta = saved.restore_variables({'params': abstract}, **options)
+  return variables['params'], meta
+
+
 def assert_same(a, b):
   assert jax.tree.structure(a) == jax.tree.structure(b)
   for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from tests.support import naming, runs, tuning
+from tests.support.states import restore_params
 from vit_jax import errors, models, optim, sharding, tasks, trees, tune
 from vit_jax.checkpoint import checkpoints
 
@@ -141,11 +142,11 @@ def test_a_linear_run_trains_and_stores_the_head(tuned):
   abstract = {
     'head': {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in head.items()}
   }
-  alone, meta = saved.restore_params(abstract)
+  alone, meta = restore_params(saved, abstract)
   assert meta['config']['weights']['source'] == str(weights)
   shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in frozen.items()}
   whole = trees.combine(abstract, trees.unflatten(shapes))
-  both, _ = saved.restore_params(whole, frozen=frozen, ema=True)
+  both, _ = restore_params(saved, whole, frozen=frozen, ema=True)
   np.testing.assert_array_equal(both['embedding']['kernel'], frozen['embedding/kernel'])
   assert np.abs(both['head']['kernel'] - alone['head']['kernel']).max() > 0
 

@@ -16,7 +16,7 @@ raised unless every bit is as it was. To read the parameters of any run:
 
   saved = Checkpoints(folder)
   frozen = read_weights() if saved.list_frozen() else {}  # {name: array}, maybe of more
-  params, meta = saved.restore_params(abstract_params, frozen=frozen)
+  variables, meta = saved.restore_variables({'params': abstract_params}, frozen=frozen)
 
 Several processes: every call is collective, process 0 decides. The step folders lie on
 a file system that all of them share, or in a bucket.
@@ -212,11 +212,6 @@ class Checkpoints(Storage):
         self._check_frozen(body, _add_shardings(named), frozen or {})
         return
 
-  def restore_params(self, abstract: dict, **options) -> tuple[dict, dict]:
-    """Returns `(params, meta)`, see `restore_variables`."""
-    variables, meta = self.restore_variables({'params': abstract}, **options)
-    return variables['params'], meta
-
   def restore_variables(
     self,
     abstract: dict,
@@ -269,7 +264,7 @@ class Checkpoints(Storage):
   def meta(self, step: int | str | None = None) -> dict:
     """Returns the dict that was saved with `step`, or with the newest readable step if None.
 
-    Raises the same errors as `restore_params`.
+    Raises the same errors as `restore_variables`.
     """
     return self._body(step)['meta']
 
