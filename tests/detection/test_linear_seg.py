@@ -260,6 +260,12 @@ def test_a_run_on_a_frozen_backbone(tmp_path, monkeypatch, capsys):
   moments = [x.size for x in jax.tree.leaves(state.opt_state) if x.ndim]
   assert sum(moments) == 2 * sum(x.size for x in trained.values())
 
+  # It goes on from its checkpoints, with the same config.
+  c['steps'] = 3
+  c['resume_allow'] = 'steps'
+  status, _ = train.train(c, workdir)
+  assert status['step'] == 3
+
   photo = str(root / 'val/images/a/0.png')
   capsys.readouterr()
   argv = workdir, photo, '--draw', tmp_path / 'out', '--json'

@@ -1,7 +1,4 @@
-"""Boxes and ViTDet beside transformers; RoIAlign and suppression beside torchvision.
-
-Files of DETR are compared by the goldens, which come back bit for bit.
-"""
+"""Detectors and ViTDet beside transformers; RoIAlign and suppression beside torchvision."""
 
 import shutil
 
@@ -23,8 +20,82 @@ pytestmark = MARKS
 TOLERANCE = 1e-4  # the reference's own float32 is off its float64 by 2e-5
 
 
+def trained(torch, model):
+  """Makes parameters random, and statistics those of a trained network."""
+  torch.manual_seed(0)
+  for parameter in model.parameters():
+    parameter.add_(0.02 * torch.randn_like(parameter))
+  for name, statistic in model.named_buffers():
+    if name.endswith('running_mean'):
+      statistic.add_(0.1 * torch.randn_like(statistic))
+    if name.endswith('running_var'):
+      statistic.mul_(0.5 + torch.rand_like(statistic))
+  return model.eval()
+
+
+def padded():
+  """Returns (images [2, 96, 128, 3], mask) whose first image is 70 x 100 pixels."""
+  batch = np.random.default_rng(0).normal(size=(2, 96, 128, 3)).astype(np.float32)
+  mask = np.ones((2, 96, 128), np.int64)
+  mask[0, 70:] = mask[0, :, 100:] = 0
+  return batch * mask[..., None].astype(np.float32), mask
+
+
 def nchw(torch, x):
   return torch.from_numpy(np.ascontiguousarray(np.moveaxis(np.asarray(x), -1, 1)))
+
+
+def theirs(torch, model, pixels, mask):
+  out = model(pixel_values=nchw(torch, pixels), pixel_mask=torch.from_numpy(mask))
+  return {'logits': out.logits.numpy(), 'boxes': out.pred_boxes.numpy()}
+
+
+def agree(folder, expected, pixels, mask):
+  loaded = vit_jax.load(folder)
+  outputs, _ = jax.jit(loaded.model.apply)(loaded.variables, pixels, mask)
+  for key, x in expected.items():
+    np.testing.assert_allclose(outputs[key], x, rtol=0, atol=TOLERANCE, err_msg=key)
+
+
+SMALL = dict(
+  d_model=32,
+  encoder_layers=2,
+  decoder_layers=2,
+  encoder_attention_heads=4,
+  decoder_attention_heads=4,
+  encoder_ffn_dim=64,
+  decoder_ffn_dim=64,
+  num_queries=10,
+  num_labels=7,
+)
+RESNET = dict(embedding_size=16, hidden_sizes=[32, 64], depths=[1, 2])
+BACKBONES = {
+  'of transformers': dict(use_timm_backbone=False),
+  'of timm': dict(use_timm_backbone=True, backbone='resnet50'),
+  'of timm, DC5': dict(use_timm_backbone=True, backbone='resnet50', dilation=True),
+}
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_files_both_ways(torch, timm, transformers, tmp_path, backbone):
+  options = BACKBONES[backbone]
+  if not options['use_timm_backbone']:
+    inside = transformers.ResNetConfig(**RESNET, out_features=['stage2'])
+    options = dict(options, backbone_config=inside)
+  config = transformers.DetrConfig(**SMALL, **options)
+  model = trained(torch, transformers.DetrForObjectDetection(config))
+  model.save_pretrained(tmp_path / 'theirs')
+  inputs = padded()
+  expected = theirs(torch, model, *inputs)
+  agree(tmp_path / 'theirs', expected, *inputs)
+
+  weights.write(weights.read(tmp_path / 'theirs'), tmp_path / 'ours', 'hf')
+  again, info = transformers.DetrForObjectDetection.from_pretrained(
+    tmp_path / 'ours', output_loading_info=True
+  )
+  assert not any(info[k] for k in ('missing_keys', 'unexpected_keys'))
+  for key, x in theirs(torch, again.eval(), *inputs).items():
+    np.testing.assert_array_equal(x, expected[key], err_msg=key)
 
 
 @pytest.mark.parametrize('shape', [(70, 100), (150, 75)])

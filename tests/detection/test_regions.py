@@ -165,10 +165,10 @@ def test_sample(i):
   np.testing.assert_array_equal(assign.labels_of_sample(drawn, 450), labels)
 
 
-def by_score(kept, scores):
-  """Returns the places of boxes that are kept, the best first."""
-  kept = np.flatnonzero(kept)
-  return kept[np.argsort(-scores[kept], kind='stable')]
+def by_score(survivors, scores):
+  """Returns the places of boxes that are survivors, the best first."""
+  survivors = np.flatnonzero(survivors)
+  return survivors[np.argsort(-scores[survivors], kind='stable')]
 
 
 @pytest.mark.parametrize('threshold', [0.5, 0.7])
@@ -178,25 +178,25 @@ def test_suppression(threshold):
   scores = np.pad(g['scores'], (0, 7), constant_values=2)
   classes, valid = np.pad(g['classes'], (0, 7)), np.arange(405) < 398
   for name, more in (('keep', ()), ('batched_keep', (classes,))):
-    kept = keep(boxes, scores, threshold, valid, *more)
+    survivors = keep(boxes, scores, threshold, valid, *more)
     expected = g[f'{name}_{int(10 * threshold)}']
-    np.testing.assert_array_equal(by_score(kept, scores), expected)
+    np.testing.assert_array_equal(by_score(survivors, scores), expected)
 
 
 def test_suppression_of_ties_of_a_chain_and_of_nothing():
   g = load('nms')
   for tenths in (3, 5):
-    kept = keep(g['tie_boxes'], g['tie_scores'], tenths / 10, np.ones(13, bool))
+    survivors = keep(g['tie_boxes'], g['tie_scores'], tenths / 10, np.ones(13, bool))
     expected = g[f'tie_keep_{tenths}']
-    np.testing.assert_array_equal(by_score(kept, g['tie_scores']), expected)
+    np.testing.assert_array_equal(by_score(survivors, g['tie_scores']), expected)
   # An overlap of 1/2 does not exceed 1/2.
   boxes = np.float32([[0, 0, 4, 8], [0, 0, 8, 8]])
   assert keep(boxes, np.float32([2, 1]), 0.5, np.ones(2, bool)).all()
   # Each box overlaps with the next alone: greedily every second one stays.
   x = np.arange(40, dtype=np.float32)
   boxes = np.stack([x, 0 * x, x + 2, 0 * x + 1], 1)
-  kept = keep(boxes, -x, 0.3, np.ones(40, bool))
-  assert kept.tolist() == [True, False] * 20
+  survivors = keep(boxes, -x, 0.3, np.ones(40, bool))
+  assert survivors.tolist() == [True, False] * 20
   assert not keep(boxes, -x, 0.3, np.zeros(40, bool)).any()
   none = suppression.keep(jnp.zeros((0, 4)), jnp.zeros(0), 0.3, jnp.ones(0, bool))
   assert none.shape == (0,)
@@ -205,14 +205,14 @@ def test_suppression_of_ties_of_a_chain_and_of_nothing():
 def greedy(boxes, scores, threshold, classes):
   """Returns bool [n], by the definition: a loop over boxes by falling score."""
   area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-  kept = np.zeros(len(boxes), bool)
+  survivors = np.zeros(len(boxes), bool)
   for i in np.argsort(-scores, kind='stable'):
     low = np.maximum(boxes[i, :2], boxes[:, :2])
     high = np.minimum(boxes[i, 2:], boxes[:, 2:])
     common = (high - low).clip(0).prod(1)
     over = common > np.float32(threshold) * (area + area[i] - common)
-    kept[i] = not (over & kept & (classes == classes[i])).any()
-  return kept
+    survivors[i] = not (over & survivors & (classes == classes[i])).any()
+  return survivors
 
 
 def crowds(n, cases=40):
@@ -240,9 +240,9 @@ def test_suppression_is_the_loop_whatever_the_padding():
     for corner, score in ((0.0, 2.0), (np.nan, np.nan)):
       args = [padded(boxes, corner), padded(scores, score)]
       args[0][:, ~real, 2:] += 30
-      kept = np.array(run(*args, threshold, real, padded(classes, 0)))
-      assert not kept[:, ~real].any()
-      for ours, *case in zip(kept[:, real], boxes, scores, classes, strict=True):
+      survivors = np.array(run(*args, threshold, real, padded(classes, 0)))
+      assert not survivors[:, ~real].any()
+      for ours, *case in zip(survivors[:, real], boxes, scores, classes, strict=True):
         np.testing.assert_array_equal(ours, greedy(*case[:2], threshold, case[2]))
 
 

@@ -101,7 +101,9 @@ def boxes_of_all_kinds(rng, number, width, height):
 
 
 @pytest.mark.usefixtures('interpreted')
-@pytest.mark.parametrize(('size', 'samples', 'aligned'), [(7, 2, False), (14, 0, True)])
+@pytest.mark.parametrize(
+  ('size', 'samples', 'aligned'), [(7, 0, True), (7, 2, False), (14, 0, True)]
+)
 def test_the_kernel_and_its_derivative(size, samples, aligned):
   rng = np.random.default_rng(0)
   # Maps whose sides are no multiples of a window's, and one that is narrower.
