@@ -288,7 +288,7 @@ def _build_match(
 
 
 def find_list(names: Sequence[str]) -> str | None:
-  """Finds the one of `imagenet.LISTS` that has these names or WordNet ids in this order."""
+  """Finds the one of `imagenet.LISTS` with these WordNet ids, or nearly these names, in order."""
   for name, (_, number) in imagenet.LISTS.items():
     if len(names) == number:
       exact = imagenet.is_wordnet_id(names[0])
