@@ -100,7 +100,7 @@ class Stage(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    RematUnit = resnet.rematerialised(Unit, self.remat)
+    RematUnit = resnet.rematerialise(Unit, self.remat)
     for i in range(self.units):
       strides = self.strides if i == 0 else 1
       x = RematUnit(self.mid, strides, self.dtype, name=f'unit{i + 1:02d}')(x)

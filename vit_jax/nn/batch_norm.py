@@ -51,7 +51,7 @@ class BatchNorm(nn.Module):
       scale = self.param('scale', zeros if self.zero_scale else ones, C, jnp.float32)
       bias = self.param('bias', zeros, C, jnp.float32)
     if not train or self.frozen:
-      return _normalised(x, mean.value, var.value, scale, bias, self.dtype)
+      return _normalise(x, mean.value, var.value, scale, bias, self.dtype)
     number = x.size // x.shape[-1]
     if number < 2:
       raise UserError(
@@ -65,7 +65,7 @@ class BatchNorm(nn.Module):
       unbiased = spread * (number / (number - 1))
       for running, new in ((mean, now), (var, unbiased)):
         running.value = self.momentum * running.value + (1 - self.momentum) * new
-    return _normalised(x, now, spread, scale, bias, self.dtype)
+    return _normalise(x, now, spread, scale, bias, self.dtype)
 
 
 def _moments(x):
@@ -79,6 +79,6 @@ def _moments(x):
   return mean, jnp.maximum(square - lax.square(mean), 0.0)
 
 
-def _normalised(x, mean, var, scale, bias, dtype):
+def _normalise(x, mean, var, scale, bias, dtype):
   factor = scale * lax.rsqrt(var + EPS)
   return ((x.astype(jnp.float32) - mean) * factor + bias).astype(dtype)

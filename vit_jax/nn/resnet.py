@@ -114,10 +114,8 @@ class Bottleneck(nn.Module):
 
     features, shortcut = 4 * self.mid, x
     if self.strides != 1 or x.shape[-1] != features:
-      shortcut = StdConv(features, 1, self.strides, dtype=self.dtype, name='conv_proj')(
-        x
-      )
-      shortcut = group_norm(shortcut, 'gn_proj', dtype=self.dtype)
+      project = StdConv(features, 1, self.strides, dtype=self.dtype, name='conv_proj')
+      shortcut = group_norm(project(x), 'gn_proj', dtype=self.dtype)
     y = nn.relu(layer(1, x, self.mid, 1))
     y = nn.relu(layer(2, y, self.mid, 3, self.strides))
     return nn.relu(shortcut + layer(3, y, features, 1))
@@ -134,14 +132,14 @@ class Stage(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    Unit = rematerialised(Bottleneck, self.remat)
+    Unit = rematerialise(Bottleneck, self.remat)
     for i in range(self.units):
       strides = self.strides if i == 0 else 1
       x = Unit(self.mid, strides, self.dtype, name=f'unit{i + 1}')(x)
     return x
 
 
-def rematerialised(Unit, remat: str):
+def rematerialise(Unit, remat: str):
   """Returns the module's class with the rematerialisation `remat`, see `nn.stack`."""
   policy = remat_policy(remat)
   return Unit if policy is None else nn.remat(Unit, policy=policy)
@@ -154,7 +152,7 @@ def trunk(images, blocks: tuple[int, ...], width: int, *, remat: str, dtype):
     images: [B, H, W, C].
     blocks: units per stage; () for the root alone.
     width: channels of the root convolution; stage i has 4 width 2^(i-1).
-    remat: rematerialization of the units, see `nn.stack`.
+    remat: rematerialisation of the units, see `nn.stack`.
 
   Returns:
     (x [B, h, w, C], {'root': [B, H / 4, W / 4, width], 'stage1': [B, h, w, C], ...}).

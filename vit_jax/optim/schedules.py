@@ -11,11 +11,11 @@ from vit_jax.check import INT32, Count, Fraction, Range, bind
 from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 
-# Each of these returns a function of the progress in [0, 1] and the number of steps since
-# warmup. The function returns the factor by which the peak rate is multiplied.
-
 _Steps = Annotated[int, Range(0, INT32)]
 _Part = Annotated[float, Range(0, 1, '(]', 'of the decay')]
+
+# Each of these returns a function of the progress in [0, 1] and the number of steps since
+# warmup. The function returns the factor by which the peak rate is multiplied.
 
 
 def _constant():

@@ -211,10 +211,10 @@ def fill_model(config: dict, inferred: dict) -> dict:
 def convert_periods(config: dict, total_steps: int) -> dict:
   """Converts periods that are fractions of the run to steps."""
 
-  def fixed(section):
+  def in_steps(section):
     periods = {k: section[k] for k in PERIODS if type(section.get(k)) is float}
     return section | {k: max(1, round(v * total_steps)) for k, v in periods.items()}
 
-  evals = {key: fixed(section) for key, section in config['evals'].items()}
-  log, checkpoint = fixed(config['log']), fixed(config['checkpoint'])
+  evals = {key: in_steps(section) for key, section in config['evals'].items()}
+  log, checkpoint = in_steps(config['log']), in_steps(config['checkpoint'])
   return {**config, 'log': log, 'checkpoint': checkpoint, 'evals': evals}

@@ -64,7 +64,7 @@ class Adapters(Addition):
       made[f'{path}/up/bias'] = zeros, (D,)
     params = self.make_params(made)
 
-    def instead(path):
+    def make_replacement(path):
       def adapt(call, x, **kwargs):
         h = call(x, **kwargs)
         dense = lambda x, name: (
@@ -75,5 +75,5 @@ class Adapters(Addition):
 
       return adapt
 
-    adapters = {path: instead(path) for path, *_ in self.places}
+    adapters = {path: make_replacement(path) for path, *_ in self.places}
     return lambda module, path: adapters.get(path)

@@ -103,7 +103,7 @@ class LowRank(Addition):
       made[f'{path}/lora_b'] = nn.initializers.zeros_init(), (self.rank, outputs)
     params = self.make_params(made)
 
-    def instead(module, path):
+    def make_replacement(module, path):
       a, b = params[f'{path}/lora_a'], params[f'{path}/lora_b']
 
       def dense(call, x):
@@ -126,4 +126,6 @@ class LowRank(Addition):
       return dense if isinstance(module, nn.Dense) else other
 
     paths = {path for path, *_ in self.places}
-    return lambda module, path: instead(module, path) if path in paths else None
+    return lambda module, path: (
+      make_replacement(module, path) if path in paths else None
+    )

@@ -57,10 +57,10 @@ class Tuned(Model):
   def __call__(self, images, *, train: bool = False, **options):
     """Calls the model; takes and returns the same as the model's `__call__`."""
     options['train'] = train and self.trains_backbone
-    replaced = lambda module, path: None
+    find_replacement = lambda module, path: None
     if self.tune is not None:
       images = self.tune.images(images)
-      replaced = self.tune.layers(images, train)
+      find_replacement = self.tune.layers(images, train)
     elif not self.frozen_norms:
       return self.model(images, **options)
     above = len(self.path)
@@ -72,8 +72,10 @@ class Tuned(Model):
       path = '/'.join(path)
       if path in self.frozen_norms:
         kwargs = {**kwargs, 'train': False}
-      instead = replaced(context.module, path)
-      return instead(call, *args, **kwargs) if instead else call(*args, **kwargs)
+      replacement = find_replacement(context.module, path)
+      if replacement is None:
+        return call(*args, **kwargs)
+      return replacement(call, *args, **kwargs)
 
     with nn.intercept_methods(intercept):
       return self.model(images, **options)

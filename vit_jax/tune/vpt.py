@@ -187,19 +187,19 @@ class Prompts(Addition):
       # Each image has its own dropout mask.
       prompts = jnp.broadcast_to(prompts, (images.shape[0], *shape))
       prompts = Dropout(self.dropout)(prompts, deterministic=False)
-    replaced = {}
+    replacements = {}
     for i, block in enumerate(at.blocks):
       if i or at.where != 'before_positions':
-        replaced[block] = self._wrap_block(prompts[:, 0 if self.sets == 1 else i])
+        replacements[block] = self._wrap_block(prompts[:, 0 if self.sets == 1 else i])
     if at.where != 'add':
-      replaced[at.encoder] = self._wrap_encoder(prompts[:, 0])
+      replacements[at.encoder] = self._wrap_encoder(prompts[:, 0])
 
-    def instead(module, path):
+    def find_replacement(module, path):
       if at.where != 'add' and isinstance(module, PositionEmbedding):
         return self._positions
-      return replaced.get(path)
+      return replacements.get(path)
 
-    return instead
+    return find_replacement
 
   def _wrap_block(self, prompts):
     """Wraps a block, so that it gets these prompts [1 or B, p, D]."""

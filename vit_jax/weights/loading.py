@@ -33,7 +33,7 @@ def load(
   """Returns the model of a source, with its parameters.
 
   Args:
-    source: see `reading`. A run without labels (`tasks.masked_patches`) gives the encoder,
+    source: see `reading`. A run without labels (task 'masked_patches') gives the encoder,
       without a head and without the parameters that the task added.
     variant: the model's size, such as 'B/16', if the source does not say it.
     image_size: the size of images, (H, W) or one number for both, to which position

@@ -87,7 +87,7 @@ def _hf(block: str) -> Table:
   )
 
 
-def _hf_written(flat, fields) -> Table:
+def _hf_write_rules(flat, fields) -> Table:
   return _hf(fields['block'])
 
 
@@ -218,7 +218,7 @@ FORMATS = (
     rules=_hf_rules,
     facts=_hf_facts,
     writer=_writer(
-      config=_hf_config, rules=_hf_written, buffers=_count_batches(_hf_written)
+      config=_hf_config, rules=_hf_write_rules, buffers=_count_batches(_hf_write_rules)
     ),
   ),
 )

@@ -234,7 +234,7 @@ def _google_config(fields, image_size, class_names) -> dict:
   return configs.google_config(**published)(fields, image_size, class_names)
 
 
-def _google_written(flat: dict, fields: dict) -> Table:
+def _google_write_rules(flat: dict, fields: dict) -> Table:
   return BIG_VISION if fields['posemb_tokens'] == 'patches' else GOOGLE
 
 
@@ -530,7 +530,7 @@ FORMATS = (
     rules=GOOGLE,
     infer=infer_google,
     facts=configs.google(act='gelu_tanh'),
-    writer=Writer(config=_google_config, rules=_google_written),
+    writer=Writer(config=_google_config, rules=_google_write_rules),
   ),
   _format(
     name='timm',
