@@ -46,11 +46,7 @@ def _synsets() -> dict[str, tuple[str, str]]:
 
 
 def wordnet_ids(name: str) -> list[str]:
-  """Returns the WordNet ids of one of LISTS, in the order of its classes.
-
-  Raises:
-    UserError: for an unknown list.
-  """
+  """Returns the WordNet ids of one of LISTS, in the order of its classes."""
   letter, _ = choose('list of classes', name, LISTS)
   return [synset for synset, (lists, _) in _synsets().items() if letter in lists]
 
@@ -60,9 +56,6 @@ def class_names(name: str) -> list[str]:
 
   Two classes may have the same name ('crane', the bird and the machine). `wordnet_ids` tells
   them apart.
-
-  Raises:
-    UserError: for an unknown list.
   """
   return [_synsets()[synset][1] for synset in wordnet_ids(name)]
 

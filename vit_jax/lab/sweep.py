@@ -100,11 +100,7 @@ def single_values(assignments: list[str]) -> list[str]:
 
 
 def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
-  """Plans the grid of a command line, and checks all of it before anything runs.
-
-  Raises:
-    UserError: a config, key, value, cell or metric is wrong.
-  """
+  """Plans the grid of a command line, and checks all of it before anything runs."""
   plain = Ablation(lambda config: {'base': {}}, '', '')
   ablation = ABLATIONS.get(args.ablation, plain)
   spec = args.config or ablation.config

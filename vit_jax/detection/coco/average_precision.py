@@ -31,9 +31,6 @@ def measure(
     ({name: number} for the twelve NAMES; float64 [K, 3], the numbers OF_CLASS for each
     category; float64 [2, 101], precision averaged over categories, at IoU 0.50 and 0.75,
     for recall 0, 0.01, ...). A number is -1 if there is no object to measure it with.
-
-  Raises:
-    UserError: without pycocotools.
   """
   assert kind in KINDS, kind
   rle.library()
