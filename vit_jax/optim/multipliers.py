@@ -34,7 +34,6 @@ def layer_factors(family, params, decay: float) -> dict[str, np.ndarray]:
   stacked, the factor is an array with one entry per layer.
 
   Args:
-    family: the model's `models.base.Family`, which knows the depths.
     decay: 0 < decay <= 1; 0.65 to 0.75 in fine-tuning recipes.
   """
   shapes = {name: x.shape for name, x in trees.flatten(params).items()}

@@ -17,7 +17,6 @@ def build(name: str, model, spec: dict, **options):
   """Builds the task of a name.
 
   Args:
-    model: a Linen module.
     spec: {feature: ShapeDtypeStruct} of the batches, see `data.pipeline.Batches.spec`.
     **options: the other keys of the config's section.
 
@@ -29,12 +28,10 @@ def build(name: str, model, spec: dict, **options):
 
 
 def check_outputs(name: str, model: str, family) -> None:
-  """Raises ValueError if a task does not train models with these outputs.
+  """Raises ValueError if the task `name` does not train the outputs of a family.
 
   Args:
-    name: the name of the task.
     model: the name of the model, for the message.
-    family: the `models.base.Family` of the model.
   """
   expected = TASKS[name].OUTPUTS
   if expected != family.outputs:

@@ -67,9 +67,7 @@ class Mixing:
 
 
 def _mixup(rng, alpha: float, shape, images):
-  """Returns the weights of each example in its mixture.
-
-  They are [n] for its label and [n, H, W, 1] for its pixels.
+  """Returns each example's weight in its mixture: [n] for labels, [n, H, W, 1] for pixels.
 
   lambda ~ Beta(alpha, alpha) (arXiv 1710.09412, equation 2). The weight is the larger of
   lambda and 1 - lambda, as in big_vision, so that each example stays the main part of its
@@ -81,11 +79,9 @@ def _mixup(rng, alpha: float, shape, images):
 
 
 def _cutmix(rng, alpha: float, shape, images):
-  """Returns the weights of each example in its mixture.
+  """Returns each example's weight in its mixture: [n] for labels, [n, H, W, 1] for pixels.
 
-  They are [n] for its label and [n, H, W, 1] for its pixels: 1 for those to keep, else 0.
-
-  The box to replace has 1 - lambda of the area and the proportions of the image. Its centre
+  A pixel to keep has 1, others 0. The box to replace has 1 - lambda of the area and the proportions of the image. Its centre
   is uniform, and it is clipped at the border. The weight of the label is the share of the
   area that is kept (arXiv 1905.04899, section 3.1 and the authors' code).
   """

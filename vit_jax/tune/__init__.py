@@ -42,9 +42,7 @@ def attach(
   """Attaches the method of a config's `tune` section to a model.
 
   Args:
-    model: a Linen module.
-    family: its `models.base.Family`.
-    image_shape: (H, W, C) of its images.
+    image_shape: (H, W, C) of the model's images.
     method: a key of METHODS.
     **options: the fields of the method's class.
 

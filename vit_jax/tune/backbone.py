@@ -9,35 +9,26 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import trees
+from vit_jax.models.base import Family
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-  """One layer of a model, as it is called for one image.
+  """One layer of a model, as it is called for one image."""
 
-  Attributes:
-    kind: the class of its module.
-    inputs: the shape of its first argument.
-    outputs: the shape of its result, or of the first one if it returns several.
-  """
-
-  kind: type
-  inputs: tuple[int, ...]
-  outputs: tuple[int, ...]
+  kind: type  # the class of its module
+  inputs: tuple[int, ...]  # the shape of its first argument
+  outputs: tuple[
+    int, ...
+  ]  # the shape of its result, the first one if there are several
 
 
 @dataclasses.dataclass(frozen=True)
 class Backbone:
-  """A model without added parameters.
-
-  Attributes:
-    model: a Linen module.
-    family: its `models.base.Family`.
-    image_shape: (H, W, C) of its images.
-  """
+  """A model without added parameters, and the shape (H, W, C) of its images."""
 
   model: nn.Module
-  family: object
+  family: Family
   image_shape: tuple[int, int, int]
 
   @property

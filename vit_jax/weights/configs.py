@@ -178,12 +178,7 @@ def section(config: dict, key: str) -> dict:
 
 
 def require(config: dict, expected: dict, what: str) -> None:
-  """Raises ValueError if a config has a value that is not supported.
-
-  Args:
-    expected: {key: the one supported value}. An absent key is fine.
-    what: the name of the model in the error.
-  """
+  """Raises ValueError for a key of `what` that is there without its `expected` value."""
   for key, value in expected.items():
     if config.get(key, value) != value:
       raise ValueError(f'{what} has {key}={config[key]!r}, expected {value!r}')
@@ -240,11 +235,7 @@ def texts(names) -> list[str] | None:
 
 
 def need(fields: dict, format: str, **allowed: tuple) -> None:
-  """Raises ValueError if a field has a value that the format cannot express.
-
-  Args:
-    **allowed: for each field the values that the format can express.
-  """
+  """Raises ValueError for a field without one of its values that are `allowed`."""
   for key, values in allowed.items():
     if (value := fields.get(key)) not in values:
       raise ValueError(f'{format} cannot express {key}={value!r}, only {list(values)}')

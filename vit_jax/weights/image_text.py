@@ -54,11 +54,7 @@ class ImageText(Loaded):
     return jax.jit(apply, static_argnames='method')
 
   def image(self, images) -> np.ndarray:
-    """Returns the unit vectors [B, E] of images.
-
-    Args:
-      images: the images that `preprocess` takes, or its result, float32 [B, H, W, C].
-    """
+    """Returns the unit vectors [B, E] of images that `preprocess` takes or returned."""
     if not jnp.issubdtype(getattr(images, 'dtype', object), jnp.floating):
       images = self.preprocess(images)
     return np.asarray(self._compiled(self._params, images, method='embed_images'))

@@ -59,21 +59,13 @@ def invert(image):
 
 
 def posterize(image, bits):
-  """Keeps the highest bits of each level and clears the others.
-
-  Args:
-    bits: int or int32 [], from 0 to 8.
-  """
+  """Keeps the highest `bits`, int or int32 [] from 0 to 8, of each level."""
   cleared = tf.bitwise.left_shift(1, 8 - bits)
   return tf.bitwise.bitwise_and(image, tf.cast(256 - cleared, tf.uint8))
 
 
 def solarize(image, threshold):
-  """Inverts the levels that are `threshold` or more.
-
-  Args:
-    threshold: int or int32 []; 0 inverts all levels, 256 none.
-  """
+  """Inverts the levels from `threshold` on, int or int32 [] from 0 to 256."""
   some = tf.cast(threshold < 256, tf.uint8)
   high = tf.cast(image >= tf.cast(tf.minimum(threshold, 255), tf.uint8), tf.uint8)
   # XOR is several times as fast as `tf.where`.

@@ -64,12 +64,7 @@ def _centres(old: int, new: int) -> np.ndarray:
 
 
 def _sum(x, axis: int, at, weights) -> np.ndarray:
-  """Returns sum_k x[at[:, k]] * weights[:, k] along an axis.
-
-  Args:
-    at: int [new, k], indices along the axis.
-    weights: float32 [new, k].
-  """
+  """Returns sum_k x[at[:, k]] * weights[:, k] along an axis; both are [new, k]."""
   shape = (-1, 1, 1) if axis == 0 else (-1, 1)
   out = np.float32(0)
   for k in range(at.shape[1]):

@@ -85,15 +85,7 @@ class RandAugment:
     self._level = magnitude / 10
 
   def __call__(self, images, u):
-    """Applies random ops to images.
-
-    Args:
-      images: uint8 [..., H, W, 3].
-      u: random numbers, float32 [..., draws].
-
-    Returns:
-      Images of the same shape and dtype.
-    """
+    """Maps images uint8 [..., H, W, 3] to the same shape; u: float32 [..., draws]."""
     if images.dtype != tf.uint8 or images.shape[-1] != 3:
       raise ValueError(
         'RandAugment takes uint8 images of 3 channels: put it before value_range'

@@ -82,11 +82,7 @@ def _open(source: str, split: str, options: dict) -> Source:
 
 
 def check_options(where: str, options: dict, beside: dict) -> None:
-  """Raises UserError for options that the source does not take; a rule for `check`.
-
-  Args:
-    beside: the section, whose 'source' is that source.
-  """
+  """Raises UserError for options that beside['source'] does not take; a rule for `check`."""
   bind(where, options, _resolve(beside['source'])[2], provided=('target', 'split'))
 
 

@@ -190,7 +190,7 @@ class Interleaved:
   """The order of a mixture, which gives every part its quota in each block of positions."""
 
   def __init__(self, orders, starts, weights: Sequence[Fraction], seed: int):
-    """Builds the order from the parts' orders, indices of first examples, and weights."""
+    """Builds the order; `starts` are the indices of the parts' first examples."""
     total = sum(weights)
     self._shares = [weight / total for weight in weights]
     self._orders, self._starts, self._seed = orders, starts, seed

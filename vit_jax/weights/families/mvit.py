@@ -60,13 +60,9 @@ def authors(heads: list[int]) -> Table:
 
 
 def count_heads(arrays, attention: str) -> list[int]:
-  """Counts the heads of each attention in a file.
+  """Counts the heads of each attention, whose name is a template with {} for its number.
 
-  The number is that of all channels, divided by those of one head. A table of relative
-  positions has the channels of one head.
-
-  Args:
-    attention: template of the attention's name, in which {} stands for its number.
+  Its table of relative positions has the channels of one head.
   """
   heads = []
   while (key := attention.format(len(heads))) + '.rel_pos_h' in arrays:

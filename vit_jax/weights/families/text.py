@@ -69,7 +69,6 @@ def read(tower: TextArrays, image: dict[str, Any]) -> Text:
   """Reads a text tower, or raises ValueError if vit_jax cannot compute it.
 
   Args:
-    tower: the arrays of the text tower, and the config.
     image: fields of the image tower. In OpenAI's files both towers have its activation.
   """
   cut = lambda name: re.sub(r'^(params/)?(txt/|text\.)?', '', name)
@@ -146,24 +145,10 @@ def _open_clip_rules(heads: int) -> Table:
 
 
 # Keys of open_clip's text_cfg that are read here, or that change no output.
-_TEXT_CFG = {
-  'context_length',
-  'vocab_size',
-  'width',
-  'heads',
-  'layers',
-  'mlp_ratio',
-  'no_causal_mask',
-  'pool_type',
-  'eos_id',
-  'proj_bias',
-  'norm_kwargs',
-  'act_kwargs',
-  'hf_tokenizer_name',
-  'tokenizer_kwargs',
-  'output_tokens',
-  'output_dim',
-}
+_TEXT_CFG = {'context_length', 'vocab_size', 'width', 'heads', 'layers', 'mlp_ratio'}
+_TEXT_CFG |= {'no_causal_mask', 'pool_type', 'eos_id', 'proj_bias', 'norm_kwargs'}
+_TEXT_CFG |= {'act_kwargs', 'hf_tokenizer_name', 'tokenizer_kwargs'}
+_TEXT_CFG |= {'output_tokens', 'output_dim'}
 
 
 def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
