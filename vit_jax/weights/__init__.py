@@ -1,4 +1,4 @@
-"""Loads published weights and runs into our models, and writes them in other formats.
+"""Loads weights, published or from a run, into our models, and writes them in other formats.
 
 `read_header` reads the facts about a source without its arrays. `Header.read` reads the
 parameters under our names, and `fit` fits them to a model. `load` does all of this, and

@@ -31,27 +31,27 @@ MOST_LAYERS = 1_000  # maximum number of layers, far above that of every publish
 _MOST_TOKENS = 1 << 16
 
 _pixels = functools.partial(functools.partial, resample.matrix)
-# How an axis of positions is resized: (old, new) -> matrix [new, old].
+# Methods to resize one axis of position embeddings: (old, new) -> matrix [new, old].
 RESIZERS = {
-  # Corners on corners: Google.
+  # Google's code aligns the corners.
   'bilinear': resample.align_corners,
-  # Pixel centres on pixel centres: timm, open_clip, DINOv2 with registers.
+  # timm, open_clip and DINOv2 with registers align the centres of pixels.
   'bicubic': _pixels(method='bicubic', antialias=True),
-  # The same without antialiasing: transformers, MAE, EVA.
+  # transformers, MAE and EVA do the same without antialiasing.
   'bicubic_plain': resample.bicubic_of_edges,
   # DINOv2 without registers scales by (new + 0.1) / old.
   'bicubic_offset': lambda a, b: resample.bicubic_of_edges(a, b, (b + 0.1) / a),
-  # Perception Encoder, and transformers' BEiT.
+  # Perception Encoder, and BEiT in transformers.
   'bilinear_plain': _pixels(method='bilinear', antialias=False),
-  # SigLIP 2 NaFlex, TIPS.
+  # SigLIP 2 NaFlex and TIPS.
   'bilinear_antialias': _pixels(method='bilinear', antialias=True),
 }
-# 'origin': the method of the publisher's code, see `Format.resize`.
+# 'origin' stands for the method of the publisher's code, see `Format.resize`.
 Method = Literal[('origin', *RESIZERS)]
 
 
 def _resize(x: np.ndarray, new: tuple[int, int], matrix) -> np.ndarray:
-  """Resizes the first two axes by the matrices `matrix(old, new)`."""
+  """Resizes the first two axes of x, each with the matrix `matrix(old, new)`."""
   rows, columns = map(matrix, x.shape[:2], new)
   return resample.apply(x, rows, columns).astype(x.dtype)
 
@@ -62,10 +62,10 @@ def resize_positions(
   new: tuple[int, int],
   method: str = 'bilinear',
 ) -> np.ndarray:
-  """Resizes a grid of position embeddings. Rows before the grid (cls) do not change.
+  """Resizes a grid of position embeddings. Rows before the grid (class token) do not change.
 
   Args:
-    table: [1, R + h w, D], for the grid `old`, (h, w).
+    table: [1, R + h w, D], of which the last h w rows are the grid `old` = (h, w).
     method: one of RESIZERS.
   """
   matrix = choose('resize', method, RESIZERS)
@@ -88,11 +88,11 @@ def tabulate_positions(
   image_size: tuple[int, int],
   class_row: bool = False,
 ) -> tuple[Arrays, dict]:
-  """Turns position embeddings into a learned table. Outputs do not change.
+  """Turns position embeddings into a learned table, without a change of the outputs.
 
   Sine-cosine positions become a table of their values for images of this size. With
-  `class_row` a class token without a position gets a row of zeros. A model with other
-  positions, or one that adds them before every block, does not change.
+  `class_row`, a class token without a position gets a row of zeros. A model with other
+  positions, or one that adds them before every block, is returned unchanged.
 
   Returns:
     (parameters, fields).
@@ -115,7 +115,7 @@ def tabulate_positions(
 
 
 def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
-  """Resizes a table of offsets to another window or map, as PyTorch does.
+  """Resizes a table of relative positions for another size of window or map, as PyTorch does.
 
   Tables of Swin, [2 h - 1, 2 w - 1, M], are resized bicubically, as its authors do. Tables of
   MViT, [2 n - 1, Dh], are resized linearly, as timm and detectron2 do.
@@ -132,7 +132,7 @@ def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
 def resize_pairs(
   table: np.ndarray, old: tuple[int, int], new: tuple[int, int]
 ) -> np.ndarray:
-  """Resizes a table of pairs of patches, see `Family.pairs`, as transformers' BEiT does."""
+  """Resizes a table as in `Family.pairs` for another grid, as BEiT in transformers does."""
   before, after = ([2 * n - 1 for n in grid] for grid in (old, new))
   pairs, rest = np.split(table, [math.prod(before)])
   pairs = _resize(pairs.reshape(*before, -1), after, RESIZERS['bilinear_plain'])
@@ -151,7 +151,10 @@ def resize_patches(kernel: np.ndarray, new: tuple[int, int]) -> np.ndarray:
 
 
 def _rename_frozen_norms(flat: Arrays, shapes: Shapes) -> Arrays:
-  """Renames the arrays of frozen norms, whose scale and bias are batch statistics."""
+  """Moves scale and bias of norms to where the model has them.
+
+  A frozen norm has them among the batch statistics, any other norm among the parameters.
+  """
 
   def name(own):
     other = own.removeprefix(_STATS) if own.startswith(_STATS) else _STATS + own
@@ -196,7 +199,7 @@ class Merge(NamedTuple):
 
   taken: list[str]
   reinitialized: list[str]  # variables of the model that keep their initial values
-  unused: list[str]  # names of the source that the model does not take
+  unused: list[str]  # names in the source that the model does not use
   notes: list[str]  # lines about arrays that were changed
 
   def describe(self, source: Source) -> str:
@@ -229,15 +232,16 @@ def fit(
   skip: list[str] = (),
   resize: Method = 'origin',
 ) -> tuple[Arrays, Merge]:
-  """Returns ({name: array} of the model's variables, report).
+  """Fits the weights of a source to a model; returns ({name: array}, report).
 
-  Names are those of `trees.flatten_variables`; those in `report.reinitialized` are left out.
+  The names are those of `trees.flatten_variables`. The arrays do not include the variables
+  in `report.reinitialized`.
 
   Args:
     source: weights of the same model, or of one that this model can start from, see
       `_start_from`.
-    skip: regexes of parameters that keep their initial values. A head with another number
-      of classes always does.
+    skip: regexes of parameters that keep their initial values. A head whose number of classes
+      differs always keeps them.
     resize: the method for position embeddings, see RESIZERS.
   """
   resize = source.resize if resize == 'origin' else resize
@@ -266,7 +270,7 @@ def fit(
 
 
 def _check_size(image_size: tuple[int, int], strides: tuple[int, int]) -> None:
-  """Raises UserError for images of more tokens than fit into memory."""
+  """Raises UserError for an image size that gives more than _MOST_TOKENS tokens."""
   if math.prod(n // s for n, s in zip(image_size, strides, strict=True)) > _MOST_TOKENS:
     raise UserError(
       f'image_size={image_size}: expected at most {_MOST_TOKENS:,} tokens.'
@@ -314,7 +318,7 @@ def merge(
 
 
 def _count_classes(shapes: Shapes) -> int | None:
-  """Returns the number of classes of a head's kernel; None without a head."""
+  """Returns the number of classes, read from the head's kernel; None without a head."""
   kernels = [s for n, s in shapes.items() if re.fullmatch(r'head/(.*/)?kernel', n)]
   return kernels[0][-1] if kernels else None
 
@@ -407,7 +411,7 @@ def _start_from(
 
 
 def drop_parameters(source: Source, regex: str) -> Source:
-  """Moves the parameters that a regex matches to the unused ones."""
+  """Moves the parameters that a regex matches to `unused`."""
   unused = [n for n in source.flat if re.fullmatch(regex, n)]
   flat = {n: x for n, x in source.flat.items() if n not in unused}
   return dataclasses.replace(source, flat=flat, unused=[*unused, *source.unused])

@@ -31,7 +31,7 @@ _ACTS |= {name: name for name in ('quick_gelu', 'silu', 'relu')}
 
 
 class Facts(NamedTuple):
-  """Facts about a model that its config gives."""
+  """Facts about a model, read from its config."""
 
   fields: dict[str, Any]  # fields of the model
   image_size: tuple[int, int] | None = None  # (H, W), pixels
@@ -96,10 +96,9 @@ def timm(fields: Callable[[dict, str], dict] = lambda args, name: {}, **only) ->
   compute something else.
 
   Args:
-    fields: a function that returns the model's fields. It takes timm's arguments of the
-      model, and the architecture or the file name. It removes the arguments that it reads
-      from the dict.
-    **only: the supported value of arguments for which only one value is supported.
+    fields: a function of (timm's arguments of the model, the architecture or file name) that
+      returns the model's fields. It deletes from the dict every argument that it uses.
+    **only: arguments for which only one value is supported, with that value.
   """
 
   def read(config, source):
@@ -148,7 +147,7 @@ def hf(model_type: str) -> Reader:
 
 
 def hf_facts(config: dict, fields: dict, size, processor: dict | None = None) -> Facts:
-  """Reads what all configs of transformers have in common.
+  """Reads the keys that all configs of transformers share.
 
   Args:
     processor: used instead of preprocessor_config.json if the folder has no such file.
@@ -156,7 +155,7 @@ def hf_facts(config: dict, fields: dict, size, processor: dict | None = None) ->
   labels = section(config, 'id2label')
   names = texts([labels[key] for key in sorted(labels, key=int)])
   if all(name == f'LABEL_{i}' for i, name in enumerate(names)):
-    names = None  # The names are placeholders.
+    names = None  # They are placeholders.
   pp = section(config, 'vit_jax').get('pp')
   pp = pp or pipelines.read_hf(section(config, 'preprocessor') or processor or {}, size)
   return Facts(fields=fields, image_size=size, class_names=names, pp=pp, config=config)
@@ -178,7 +177,7 @@ def section(config: dict, key: str) -> dict:
 
 
 def require(config: dict, expected: dict, what: str) -> None:
-  """Raises ValueError for a key of `what` that is there without its `expected` value."""
+  """Raises ValueError if a key is present with another value than the expected one."""
   for key, value in expected.items():
     if config.get(key, value) != value:
       raise ValueError(f'{what} has {key}={config[key]!r}, expected {value!r}')
@@ -200,7 +199,7 @@ def open_clip_act(model: dict, tower: dict) -> str:
 
 
 def timm_act(args: dict, name: str) -> dict:
-  """Reads the field `act` from timm's arguments, and removes its argument."""
+  """Reads the field `act` from timm's arguments, and deletes `act_layer` from them."""
   return {'act': activation(args.pop('act_layer', 'gelu'))}
 
 
@@ -235,7 +234,7 @@ def texts(names) -> list[str] | None:
 
 
 def need(fields: dict, format: str, **allowed: tuple) -> None:
-  """Raises ValueError for a field without one of its values that are `allowed`."""
+  """Raises ValueError if a field has a value that is not allowed."""
   for key, values in allowed.items():
     if (value := fields.get(key)) not in values:
       raise ValueError(f'{format} cannot express {key}={value!r}, only {list(values)}')
@@ -249,7 +248,7 @@ def need_defaults(fields: dict, format: str, family: str, known: Iterable[str]) 
 
 
 def unify(fields: dict) -> dict:
-  """Returns the fields of a ViT for which several values mean the same, in one spelling.
+  """Returns the fields of a ViT in which different values can mean the same, normalised.
 
   `map_heads=None`, for example, means the same as `map_heads=num_heads`.
   """
@@ -262,17 +261,18 @@ def unify(fields: dict) -> dict:
 
 
 def google_config(**published):
-  """Makes the writer of our own config beside Google's arrays.
+  """Returns a function that writes our config, to be stored beside arrays in Google's format.
 
   Args:
-    **published: the fields that a file without a config has. Only fields with another
-      value are written.
+    **published: the fields of a model whose file has no config. Only fields with another value
+      are written.
   """
 
   def config(fields, image_size, class_names) -> dict:
     differ = {k: fields[k] for k, v in published.items() if fields[k] != v}
     ours = {'fields': differ} if differ else {}
-    if class_names:  # a list that vit_jax ships is written as its name
+    # A list of names that vit_jax ships is written as the name of the list.
+    if class_names:
       ours['class_names'] = imagenet.list_of(class_names) or class_names
     if ours or image_size[0] != image_size[1]:
       ours['image_size'] = list(image_size)
@@ -282,7 +282,7 @@ def google_config(**published):
 
 
 def timm_config(architecture, pool, args, fields, image_size, class_names) -> dict:
-  """Returns the config.json with which timm calls its function `architecture`."""
+  """Returns a config.json from which timm builds the model `architecture`."""
   classes = fields['num_classes'] or 0
   config = {
     'architecture': architecture,
@@ -309,7 +309,7 @@ def timm_ratio(part: int, width: int) -> float:
 
 
 def hf_config(name, model_type, args, fields, image_size, class_names) -> dict:
-  """Returns transformers' config.json; `name` is a prefix of classes such as 'ViT'."""
+  """Returns transformers' config.json; `name` is the prefix of its classes, such as 'ViT'."""
   classes, act = fields['num_classes'], fields.get('act')
   return {
     'architectures': [f'{name}{"ForImageClassification" if classes else "Model"}'],

@@ -17,7 +17,7 @@ from vit_jax.errors import DiskFull, NotAllowed, UserError, disk_is_full, one_li
 from vit_jax.weights import readers
 
 TIMEOUT = 15  # seconds to wait for the next byte
-# Maximum bytes of a download whose length the server does not state; bytes read at once.
+# Maximum size of a download whose length the server does not give, and of one read, in bytes.
 MOST, _BLOCK = 2**35, 2**20
 _PUBLIC = 'storage.googleapis.com/'  # the host of objects in public buckets
 # README.md is the card, which states the licence. Vocabularies are .json or .model.
@@ -77,7 +77,7 @@ def _hide_secrets(source: str) -> str:
 
 
 def is_cached(path: Path) -> bool:
-  """Whether a file was downloaded, so that it can be removed and downloaded again."""
+  """Whether a file lies in the cache, so that it can be removed and downloaded again."""
   return files.cache_dir() in path.parents
 
 
@@ -93,7 +93,8 @@ def _fetch(source: str) -> Path:
       f'{_hide_secrets(source)}: a URL with a password is not supported: download the file '
       'and give its path.'
     )
-  if query:  # It becomes a folder, so that the file's name keeps its suffix.
+  # The query becomes the name of a folder, so that the file's name keeps its suffix.
+  if query:
     parts.insert(-1, hashlib.sha256(query.encode()).hexdigest()[:16])
   copy = _copy_http
   if scheme == 'gs' and importlib.util.find_spec('gcsfs'):
@@ -116,7 +117,7 @@ def _fetch(source: str) -> Path:
     raise
   except (OSError, http.client.HTTPException, ValueError) as error:
     if isinstance(error, urllib.error.HTTPError):
-      error.close()  # The error holds the connection.
+      error.close()  # The error keeps the connection open.
     why = one_line(getattr(error, 'reason', None) or error) or type(error).__name__
     if disk_is_full(error):
       raise DiskFull(
@@ -145,7 +146,7 @@ def _copy_http(source: str, path: Path) -> None:
     for block in terminal.progress(blocks, total, path.name, 'MiB'):
       file.write(block)
       if total is None and file.tell() > MOST:
-        raise OSError(f'received more than {MOST:,} bytes, without a stated length')
+        raise OSError(f'received more than {MOST:,} bytes; the server gave no length')
     size = file.tell()
   if length is not None and length != str(size):
     raise OSError(f'received {size} of {length} bytes')
@@ -153,7 +154,7 @@ def _copy_http(source: str, path: Path) -> None:
 
 
 def _copy_from_bucket(source: str, path: Path) -> None:
-  """Copies an object of a bucket, or a folder with the layout of a hub's."""
+  """Copies an object from a bucket, or a folder with the files that hub folders have."""
 
   def copy(url, path):
     with url.open('rb') as file, path.open('wb') as out:
@@ -188,7 +189,8 @@ def _fetch_hub(source: str, before: str = '') -> Path:
     folder = fetch(*_HUB_FILES, '*.npz')
     if not any(f.suffix in ('.safetensors', '.npz') for f in folder.iterdir()):
       name = match[1].partition('/')[2]
-      folder = fetch(*_HUB_FILES, 'pytorch_model*.bin', f'{name}.pt')  # PyTorch's alone
+      # There are only PyTorch's files.
+      folder = fetch(*_HUB_FILES, 'pytorch_model*.bin', f'{name}.pt')
     return folder
   except Exception as error:  # the hub's own errors, and those of its HTTP library
     why = one_line((str(error).splitlines() or [''])[0])

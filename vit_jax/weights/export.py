@@ -34,7 +34,7 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
   with name_source(source.source):
     if to in ('timm', 'hf') and source.channels != 3:
       raise ValueError(
-        f'the model takes {source.channels} channel, but {to} files have 3'
+        f'the model takes images with {source.channels} channel(s), but {to} files need 3'
       )
     try:
       arrays, config = _convert(to, *model)
@@ -45,12 +45,12 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
       config.setdefault('vit_jax', {})['pp'] = source.pp
     beside, pp = {}, pipelines.build(source, size)
     if to in ('timm', 'hf', 'open_clip'):
-      # The pipeline as the other library would write it. If the library cannot express our
-      # geometry, this is a plain resize. `pp` has the whole pipeline.
+      # Also write the pipeline in the other library's terms. Where these cannot express our
+      # geometry, write a plain resize; the key `pp` keeps the whole pipeline.
       plain = pipelines.build(source, size, plain=True)
       preprocessor = pipelines.describe(pp) or pipelines.describe(plain)
       if preprocessor is None:
-        raise ValueError(f'{to} cannot express the levels of {pp!r}')
+        raise ValueError(f'{to} cannot express the value range of {pp!r}')
       if to == 'timm':
         config['pretrained_cfg'] |= preprocessor.timm()
       elif to == 'hf':
@@ -62,7 +62,7 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
 
 
 def _add_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarray]:
-  """Completes the config of an image tower; returns the arrays of the text tower."""
+  """Adds the text tower and the preprocessing to a config; returns the text tower's arrays."""
   if source.text is None:
     raise ValueError('open_clip files have a text tower, but the source has none')
   tower = text.read(source.text, source.fields)
@@ -75,7 +75,8 @@ def _add_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarra
 def _convert(to, family, flat, fields, size, class_names) -> tuple[dict, dict]:
   """Returns (arrays, config) in the format `to`; raises ValueError if that is impossible."""
   format = formats.find_writer(family, to)
-  # Google's files without a table of positions have sine-cosine positions.
+  # Only Google's format has sine-cosine positions, as files without a table. Other formats
+  # need a table.
   if to != 'google':
     flat, fields = adapt.tabulate_positions(
       flat, fields, models.family(family), size, class_row=to != 'timm'
@@ -96,15 +97,15 @@ def save(
   config: dict,
   beside: dict[str, dict] | None = None,
 ) -> list[Path]:
-  """Writes a file or a hub folder and returns the files. No file is written in part.
+  """Writes a file or a hub folder, and returns the files. Each is written whole or not at all.
 
   Args:
     dest: FILE.npz; FILE.safetensors, with config.json beside it; or a folder, with
       model.safetensors and config.json.
     arrays: float arrays by name.
-    config: the config. An .npz has it in the zip's comment; other files have it in their
-      metadata and in config.json.
-    beside: further JSON files, {name: content}; not with an .npz.
+    config: stored in the zip's comment of an .npz, and otherwise in the file's metadata and in
+      config.json.
+    beside: further JSON files, {name: content}. An .npz has none.
   """
   dest = files.local_path(dest, 'Cannot write')
   if dest.suffix == '.npz':

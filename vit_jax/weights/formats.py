@@ -14,8 +14,9 @@ from vit_jax.weights import adapt, readers, rename
 from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.rename import Arrays, Table
 
-# The formats of each module. If several formats fit a file, the first is taken. The formats
-# of rings come first, because a detector's file also has the arrays of its backbone.
+# The formats of each module. If several formats fit a file, the first is taken. The formats of
+# rings (see `registry`) come first, because a detector's file also has the arrays of its
+# backbone.
 FORMATS = Registry(
   'format',
   {
@@ -27,7 +28,7 @@ FORMATS = Registry(
     'swin': 'vit_jax.weights.families.swin:FORMATS',
     'vit_originals': 'vit_jax.weights.families.vit_originals:FORMATS',
     'vit': 'vit_jax.weights.families.vit:FORMATS',
-    # A hybrid of `vit` also has the arrays of its ResNet.
+    # This comes last, because a hybrid of `vit` also has the arrays of its ResNet.
     'bit': 'vit_jax.weights.families.bit:FORMATS',
   },
   rings_first=True,
@@ -41,7 +42,7 @@ _NOT_PARAMETERS = re.compile(
   r'(.*\.)?(num_batches_tracked|position_ids|relative_position_index|attn_mask'
   r'|relative_coords_table)|.*embeddings\.mask_token'
 )
-# Largest number in the name of a model, far beyond that of every published model.
+# Largest number in the name of an array, far beyond that of every published model.
 _LARGEST_NUMBER = 9_999
 
 # Fields that matter only in training, or that change only the precision of outputs. Formats
@@ -56,7 +57,7 @@ Fields = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Writer:
-  """The functions that write a model of ours in a format.
+  """The functions that write one of our models in a format.
 
   Attributes:
     config: a function of (fields, image size, class names) that returns the config. It gets
@@ -104,7 +105,7 @@ class Format:
       these fields.
 
     when: a function of (config, file name) that returns whether a file has this format. It
-      is for formats that have the same arrays.
+      tells apart formats that have the same arrays.
     within: regex of a prefix of the model's arrays in files that hold several models.
     ignored: regex of arrays that are not part of our models, such as a decoder's.
     tells: a function of the arrays that returns fields. It reads values of arrays that are
@@ -144,11 +145,11 @@ class Format:
   def complete_facts(
     self, arrays: Arrays, facts: Facts, usual: Fields, given: Fields
   ) -> Facts:
-    """Adds to the facts the fields in `needs`, and those that follow from the arrays.
+    """Adds to the facts the fields in `needs`, and those that `tells` reads from the arrays.
 
     Args:
-      usual: fields that follow from the model's name. All others win over them.
-      given: fields that the user passed. They win over all others.
+      usual: fields that follow from the model's name. All other fields win over them.
+      given: fields that the user passed. They win over all other fields.
 
     Raises:
       ValueError: if a field in `needs` remains unknown.
@@ -235,7 +236,7 @@ def rename_arrays(arrays: Arrays, table: Table) -> Arrays:
 
 
 def merge_fields(own: Fields, inferred: Fields) -> Fields:
-  """Merges inferred fields of a model and of its backbone into its own, which win."""
+  """Adds inferred fields to a model's own, which win. Does the same for its backbone."""
   fields = inferred | own
   if isinstance(inferred.get('backbone'), dict):
     fields['backbone'] = merge_fields(own.get('backbone') or {}, inferred['backbone'])
@@ -251,7 +252,7 @@ def find_writer(family: str, to: str) -> Format:
   """Returns the format `to` of a family; raises ValueError if it cannot be written."""
   writers = {f.to: f for f in all_formats() if f.family == family and f.writer}
   if to not in writers:
-    raise ValueError(f'{to} has no {family!r}, which can be written as {list(writers)}')
+    raise ValueError(f'{to} cannot store {family!r}; formats that can: {list(writers)}')
   return writers[to]
 
 
@@ -291,7 +292,7 @@ def detect(
 
 
 def _select_model(arrays: Arrays, format: Format) -> tuple[Arrays, list[str]]:
-  """Returns (the arrays of a format's model under its names, names of the others)."""
+  """Returns ({name without prefix: array} of the format's model, names of other arrays)."""
   cut = lambda name: re.sub(f'^(?:{format.within})', '', name)
   whole = not any(cut(name) != name for name in arrays)
   inside = {n: cut(n) for n in arrays if whole or cut(n) != n}

@@ -54,7 +54,7 @@ class ImageText(Loaded):
     return jax.jit(apply, static_argnames='method')
 
   def image(self, images) -> np.ndarray:
-    """Returns the unit vectors [B, E] of images that `preprocess` takes or returned."""
+    """Returns the unit vectors [B, E] of images, which may be preprocessed already."""
     if not jnp.issubdtype(getattr(images, 'dtype', object), jnp.floating):
       images = self.preprocess(images)
     return np.asarray(self._compiled(self._params, images, method='embed_images'))
@@ -89,7 +89,7 @@ class ImageText(Loaded):
     templates: Sequence[str] = ('{}',),
     class_names: list[str] | None = None,
   ) -> Loaded:
-    """Returns the image tower with a head made from texts: a classifier without training.
+    """Makes a classifier without training: the image tower with a head computed from texts.
 
     The vector of a class is the mean of the unit vectors of its prompts, scaled to unit
     length (CLIP, arXiv 2103.00020, section 3.1.4). The classifier's logits are those of
@@ -111,7 +111,8 @@ class ImageText(Loaded):
     scale, bias = self._scale_and_bias
     params, outputs = dict(self.params), self.model.num_classes
     if outputs is not None:
-      zeros = np.zeros(outputs, np.float32)  # Only EVA's projection has a bias.
+      # Only EVA's projection has a bias; it replaces the zeros.
+      zeros = np.zeros(outputs, np.float32)
       params['projection'] = {'bias': zeros, **params.pop('head')}
     kernel = (scale * means.T).astype(np.float32)  # [E, K]
     params['head'] = {'kernel': kernel, 'bias': np.full(len(labels), bias, np.float32)}

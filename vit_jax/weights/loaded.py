@@ -23,7 +23,7 @@ class Loaded:
   class_names: list[str] | None
   source: str
   format: str
-  report: str  # a few lines: the parameters that were taken, skipped, resized
+  report: str  # lines on the parameters that were taken, skipped or resized
   step: int | None = None  # the step that was read from a run
   # The config's section `tune` if it added parameters, else {}.
   tune: dict = dataclasses.field(default_factory=dict)
@@ -56,7 +56,7 @@ class Loaded:
     return batch
 
   def check_shape(self, shape: tuple, pp: str | None = None) -> None:
-    """Raises UserError if the model does not take the images (H, W, C) that `pp` makes."""
+    """Raises UserError if images of `shape` (H, W, C), made by `pp`, do not fit the model."""
     expected = (*self.image_size, self.channels)
     if shape != expected:
       raise UserError(

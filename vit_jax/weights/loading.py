@@ -40,20 +40,19 @@ def load(
       embeddings are resized. The pipeline keeps the source's interpolation, crop ratio and
       crop mode.
     resize: the method by which position embeddings are resized, a key of
-      `weights.adapt.RESIZERS`. The default is the method of the code that the source is
-      written for. Other methods change tokens by up to a tenth.
+      `weights.adapt.RESIZERS`. The default is that of the publisher's code. Other methods
+      change tokens by up to a tenth.
     skip: regexes of parameters to initialise afresh instead of taking them.
     ema: whether to take the averaged parameters of a run.
     weights: the new location of the parameters that a run did not train, if they have
       moved.
     tune: parameters to add to the model. A `tune` section such as {'method': 'lora', 'rank':
-      4} adds parameters with their initial values. A file that `convert RUN FILE
-      --tuned_only` wrote adds parameters that were tuned on these weights. Model, classes
-      and image size are then those of that run. Added parameters are
-      `variables['params']['tune']`.
-    model: another model that starts from the weights, as a name or a config's section. It
-      has the weights' model as its backbone, such as {'name': 'fpn', 'backbone': {'name':
-      'swin', ...}}, or for a ViT it is 'vitdet:B' or 'sfp:B'. Its other parameters have
+      4} adds parameters with their initial values. A file that `convert RUN FILE --tuned_only`
+      wrote adds parameters that were tuned on these weights; the model, its classes and the
+      image size are then those of RUN. Added parameters are `variables['params']['tune']`.
+    model: another model that starts from the weights, as a name or a config's section. Its
+      backbone is the weights' model, as in {'name': 'fpn', 'backbone': {'name': 'swin', ...}}.
+      For the weights of a ViT it may also be 'vitdet:B' or 'sfp:B'. All other parameters have
       their initial values.
     **fields: fields of the model, which win over those of the source. `num_classes=10` gives
       a new head, and `patch_size=(32, 32)` resizes the patch embedding.
@@ -78,9 +77,9 @@ def load(
     raise UserError(f'model={model!r}: put {sorted(fields)} into its section.')
   header = read_header(source, variant=variant, ema=ema, weights=weights, **fields)
   if isinstance(tune, str):
-    # The file says which fields and which image size the weights were tuned with.
+    # The file says with which fields and image size the weights were tuned.
     header = tuned.apply(header.read(), tune)
-  # A wrong model or field is an error before gigabytes of arrays are read.
+  # Build the model first, to report a wrong field before gigabytes of arrays are read.
   with name_source(source):
     if model is None:
       built = models.build(header.family, **header.fields | fields)

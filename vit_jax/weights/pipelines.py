@@ -88,7 +88,7 @@ def read_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   size, steps = processor.get('size', size), ['decode']
   shortest = size.get('shortest_edge') if isinstance(size, dict) else None
   crop = processor.get('crop_size', size) if processor.get('do_center_crop') else None
-  # Only the processor of ConvNeXt and ResNet has this key. It crops below 384 pixels.
+  # Only the processor of ConvNeXt and ResNet has this key. It crops only below 384 pixels.
   if ratio := processor.get('crop_pct'):
     side = shortest or _sides(size)[0]
     shortest, crop, size = None, None, (side, side)
@@ -144,10 +144,10 @@ def find(source: Header) -> str | None:
 def build(source: Header, size: tuple[int, int], plain: bool = False) -> str:
   """Returns the evaluation pipeline of a source for images of a given size.
 
-  For another size than the source's own, interpolation, crop ratio and crop mode do not
-  change, provided that timm and transformers can express them. A source without a pipeline
-  gets the resize of Google's code, which does not round. With `plain` every source gets it.
-  A detector of square images gets a canvas.
+  For another size than the source's own, interpolation, crop ratio and crop mode stay the
+  same, provided that timm and transformers can express them. A source without a pipeline
+  gets the resize of Google's code, which does not round. With `plain`, every source gets
+  this resize. A detector of square images gets a canvas.
   """
   now = describe(source.pp) if source.pp else None
   own_size = now.size if now else source.image_size or size
@@ -230,7 +230,7 @@ class Preprocessor(NamedTuple):
 
 
 def describe(pp: str) -> Preprocessor | None:
-  """Describes a pipeline in the terms of timm and transformers; None if they cannot.
+  """Describes a pipeline as a Preprocessor; None if timm and transformers cannot express it.
 
   Three details are lost. Both libraries always round and antialias when they resize, and
   each has its own rule for the odd pixel of a central crop.
@@ -246,7 +246,7 @@ def describe(pp: str) -> Preprocessor | None:
   resize, levels = ops[0].arguments, read_levels(pp)
   # detr_resize has no argument `method`: it is always bilinear.
   method = resize.get('method', 'bilinear')
-  # Several sizes: the op draws one of them at random.
+  # If `sizes` is a tuple, the op draws one of them at random.
   is_random = isinstance(resize.get('sizes'), tuple)
   if is_random or method not in _NUMBERS or levels is None:
     return None
@@ -280,7 +280,7 @@ def read_levels(pp: str) -> tuple[list[float], list[float]] | None:
 
 
 def _geometry(ops, size: tuple[int, int]) -> str:
-  """Returns a pipeline's resize and crop, for images of another size.
+  """Returns the resize and the crop of a pipeline, changed to another image size.
 
   Interpolation, crop ratio and crop mode do not change. Returns '' if `describe` cannot
   express a step.

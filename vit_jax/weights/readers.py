@@ -27,8 +27,9 @@ from vit_jax.errors import UserError, one_line
 # Suffixes of files of weights; a file with another suffix is recognised by its content.
 PICKLES = ('.bin', '.pt', '.pth', '.pyth', '.pkl', '.pickle', '.ckpt', '.tar')
 SUFFIXES = ('.npz', '.safetensors', *PICKLES)
-# Keys under which training code saves the parameters beside other data. Of teacher and student
-# it publishes the teacher, and of encoder and predictor the encoder.
+# Keys under which training code saves the parameters beside other data. If there is a teacher
+# with a student, or an encoder with a predictor, the published model is the teacher or the
+# encoder.
 _WRAPPERS = ('state_dict', 'model', 'model_state', 'teacher', 'module', 'encoder')
 # A file may decompress to at most this many times its size, because weights compress little.
 _TIMES = 20
@@ -54,7 +55,7 @@ class _Stored:
     return self.shape[0]
 
   def __iter__(self) -> Iterator['_Stored']:
-    """Yields the rows; the first that is converted reads the whole array for all."""
+    """Yields the rows. Converting the first of them reads the array, once for all rows."""
     read_all = functools.cache(self.load)
     for i in range(len(self)):
       row = functools.partial(_take_row, read_all, i)
@@ -162,7 +163,7 @@ def _read_index(index: Path) -> list[str]:
 
 
 def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
-  """Returns (arrays, config). The config is in the zip's comment, and {} if there is none."""
+  """Returns (arrays, config). The config is the zip's comment, or {} if there is none."""
   arrays, comment = files.read_npz(path, _TIMES)
   for name, x in arrays.items():  # NumPy writes bfloat16 as void.
     arrays[name] = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
@@ -170,7 +171,7 @@ def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   return arrays, _parse_json(comment, f"{path}: the zip's comment") if is_config else {}
 
 
-# Types of arrays in a safetensors file that are read only when they are used.
+# Arrays of these types in a safetensors file are read only when they are used.
 _FLOATS = {
   'F64': np.float64,
   'F32': np.float32,
@@ -183,7 +184,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | _Stored], dict
   """Returns (arrays, config in the metadata). The library checks header and sizes."""
   arrays = {}
   with _explain_damage(path):
-    file = safe_open(path, 'np').__enter__()  # It stays open for the arrays.
+    # The file stays open, because the arrays are read later.
+    file = safe_open(path, 'np').__enter__()
     for name in file.keys():  # noqa: SIM118
       part = file.get_slice(name)
       if dtype := _FLOATS.get(part.get_dtype()):
@@ -205,7 +207,8 @@ class _OfNumPy(pickle.Unpickler):
   """An unpickler that makes arrays, numbers, texts and containers, and calls nothing else."""
 
   def find_class(self, module, name):
-    module = module.replace('numpy.core', 'numpy._core')  # The name before NumPy 2.
+    # numpy.core is the name before NumPy 2.
+    module = module.replace('numpy.core', 'numpy._core')
     if (module, name) in {
       ('numpy', 'ndarray'),
       ('numpy', 'dtype'),
@@ -218,7 +221,7 @@ class _OfNumPy(pickle.Unpickler):
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray] | None:
-  """Returns the arrays of a pickle of NumPy's arrays by name; None for another pickle."""
+  """Returns {name: array} from a pickle of NumPy arrays; None for any other pickle."""
   try:
     with path.open('rb') as file:
       saved = _OfNumPy(file, encoding='latin1').load()
@@ -263,7 +266,7 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
         f"state_dict(), 'FOLDER/{path.name}')."
       )
   try:
-    # Training code stores its options as a Namespace.
+    # Allow Namespace, because training code stores its options as one.
     with torch.serialization.safe_globals([argparse.Namespace]):
       saved = torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
   except Exception as error:  # A pickle may raise any error.

@@ -166,7 +166,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
     names = facts.class_names or zoo.find_class_names(
       source, path, config, parsed.fields.get('num_classes')
     )
-    # A model that takes maps instead of images does not depend on the images' channels.
+    # A model that takes maps instead of images does not depend on the number of channels.
     channels = 3
     if not family.inputs:
       channels = parsed.blanks[family.stem(parsed.blanks)].shape[2]
@@ -204,14 +204,14 @@ def _read_content(source: str, path: Path) -> readers.Raw:
 
 
 def _check_is_no_model(source: str) -> None:
-  """Raises UserError if a source is only the name of a model, 'vit_base_patch16_224'."""
+  """Raises UserError if a source is only a model's name, such as 'vit_base_patch16_224'."""
   is_file = Path(source).suffix in readers.SUFFIXES
   if is_file or re.search(r'[/:\\]', source) or source in zoo.ENTRIES:
     return
   family, size, fields = models.parse_name(_strip_tag(source))
   if os.path.exists(source) or family not in models.MODELS or not (size or fields):
     return
-  # Google's models need no other fields, but use the tanh GELU.
+  # Name the zoo's files only if no field but `act` is set: Google's models use the tanh GELU.
   where = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
   where = [] if fields.keys() - {'act'} else where
   if source.islower() and not hub.published(source):  # timm's names are in lower case.

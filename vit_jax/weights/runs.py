@@ -21,7 +21,7 @@ from vit_jax.weights.source import Header, Source
 def find(source) -> tuple[Path, str | None] | None:
   """Returns (folder, text after the @ or None) if a source is a run; None otherwise."""
   text = str(source)
-  # A file of weights is recognised without a request to the bucket.
+  # Only gs:// can be a run, unless the suffix is that of a file of weights.
   if '://' in text and (not files.is_url(text) or text.endswith(readers.SUFFIXES)):
     return None
   base, _, step = text.rpartition('@')
@@ -55,8 +55,8 @@ class _RunHeader(Header):
   weights: str | None  # new location of the frozen parameters, if they have moved
 
   def read(self) -> Source:
-    """Restores the step, and reads the frozen parameters from their own source."""
-    # This imports Orbax.
+    """Restores the step, and reads the frozen parameters from the weights of the run."""
+    # Imported late, because it imports Orbax.
     from vit_jax.weights.steps import Steps
 
     H, W, C = self.config['resolved']['image_shape']
@@ -95,13 +95,15 @@ class _RunHeader(Header):
 
     The caller compares their fingerprints with those in the checkpoint.
     """
-    # `reading` imports this module.
+    # Imported late, because `reading` imports this module.
     from vit_jax.weights import reading
 
     moved = self.weights
     if not names:
       if moved:
-        raise UserError(f'weights={moved!r}: {self.folder} trained every parameter.')
+        raise UserError(
+          f'weights={moved!r} is not used: {self.folder} trained every parameter.'
+        )
       return {}
     section = self.config['weights'] | ({'source': moved} if moved else {})
     try:
@@ -110,7 +112,7 @@ class _RunHeader(Header):
       return taken
     except UserError as error:
       raise UserError(
-        f'{error} {self.folder} has {len(names)} parameters of config.weights.source='
+        f'{error} {self.folder} needs {len(names)} parameters of config.weights.source='
         f'{section["source"]!r}: if that has moved, pass weights=SOURCE '
         '(--weights SOURCE).'
       ) from error
@@ -162,7 +164,7 @@ def _restore_newest(folder, steps: list[int], restore: Callable) -> tuple[int, d
 
 
 def read_pipeline(config: dict) -> str | None:
-  """Returns the pipeline of the run's first evaluation, which decodes an image file."""
+  """Returns the pipeline of the run's first evaluation, with a `decode` for image files."""
   for section in config.get('evals', {}).values():
     if isinstance(data := section.get('data'), dict) and 'pp' in data:
       pp = data['pp']

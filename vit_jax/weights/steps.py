@@ -40,11 +40,11 @@ class Steps:
 
   @property
   def metrics(self) -> dict[int, dict[str, float] | None]:
-    """The metrics saved with each step, {step: {name: number}}; None if damaged."""
+    """The metrics saved with each step, {step: {name: number}}; None for a damaged step."""
     return {step: body and body['metrics'] for step, body in self._manifests.items()}
 
   def shapes(self, step: int) -> dict[str, tuple[list[int], bool]]:
-    """Returns {parameter: (shape, whether the run stores it)}; {} if damaged.
+    """Returns {parameter: (shape, whether the run stores it)}; {} for a damaged step.
 
     Parameters that are not stored were not trained: see `checkpoint.checkpoints`.
     """

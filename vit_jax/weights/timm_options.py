@@ -1,4 +1,4 @@
-"""Finds timm's Vision Transformer, name and options, for the fields of a ViT.
+"""Finds the name and the options with which timm builds a ViT of given fields.
 
 This is the inverse of `models.timm.fields_of`. It starts from the nearest name of timm and
 overrides options of that name. JSON cannot express some options, such as a class of blocks
@@ -42,7 +42,7 @@ def find(fields: Mapping) -> Architecture:
   """Finds the timm model with these fields, starting from the nearest name.
 
   Raises:
-    ValueError: timm has no such model. It names a field that differs in the nearest one.
+    ValueError: if timm has no such model. It names a field in which the nearest one differs.
   """
   target = _comparable({key: fields[key] for key in USUAL if key in fields})
   rows = [(n, row, _compare(target, row)) for n, row in timm.architectures().items()]
@@ -66,7 +66,7 @@ def find(fields: Mapping) -> Architecture:
       return Architecture(name, kind, args, usual | args)
     misses.append(wrong)
   key, value = next(iter(min(misses, key=len).items()))
-  raise ValueError(f'timm cannot express {key}={fields[key]!r}, but {value!r}')
+  raise ValueError(f'timm cannot express {key}={fields[key]!r}, only {value!r}')
 
 
 def write_vit(fields: dict) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _equal(option: str, value, usual) -> bool:
 
 
 def _comparable(fields: dict) -> dict:
-  """Returns the fields that timm's options decide, equal for models that compute alike."""
+  """Returns the fields that timm's options set, the same for models that compute the same."""
   fields = fields | configs.unify(fields)
   if fields['classifier'] != 'map':
     fields |= dict(map_heads=None, map_mlp_dim=None, map_prefix=False)
@@ -149,7 +149,7 @@ def _settings(fields: dict, kind: str, usual: dict) -> dict[str, dict]:
     'posemb_tokens': {'no_embed_class': fields['posemb_tokens'] == 'patches'},
     'layer_scale': {'init_values': 1e-5 if fields['layer_scale'] else 0.0},
     'registers': own({'registers': fields['registers']}),
-    # JSON cannot express the first one, a norm of patches.
+    # The first one, a norm of patches, is left out, because JSON cannot express it.
     'extra_norms': own({x: x in norms for x in timm.EXTRA_NORMS[1:]}),
     'final_norm': own({'final': has_norm, 'pooled': final == 'pooled'}),
     'qkv_bias': {'qkv_bias': fields['qkv_bias'] != 'none'},

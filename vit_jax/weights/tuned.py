@@ -22,7 +22,7 @@ from vit_jax.weights import readers
 from vit_jax.weights.adapt import check_finite, fit
 from vit_jax.weights.source import Source, name_source
 
-# The key of the record, in the config of a file of tuned parameters.
+# The key of the record in the config of a tuned file.
 KEY = 'vit_jax_tuned'
 _Side = Annotated[int, check.Range(1, 2**14)]  # pixels
 
@@ -54,7 +54,7 @@ def make_record(source: Source, trained: list[str], section: dict) -> tuple[dict
   """Returns (arrays, config) of a file that holds the parameters `trained` alone.
 
   Args:
-    section: `config.weights`, where all others come from.
+    section: `config.weights`, which names the source of all other parameters.
   """
   every = source.flat | source.added
   stats = {name: x for name, x in every.items() if trees.is_statistic(name)}
@@ -85,13 +85,13 @@ def apply(source: Source, path: str | Path) -> Source:
   with name_source(path):
     added, own = _split_added(raw.arrays)
     if added and not config['tune']:
-      raise ValueError(f'it holds {next(iter(added))}, and its config no tune')
+      raise ValueError(f'it holds {next(iter(added))}, but its config has no tune')
     if source.family != config['family']:
       raise ValueError(f'it was tuned on a {config["family"]}, not a {source.family}')
     fields = source.fields | config['fields']
     size = tuple(config['image_size'])
     model = models.build(source.family, **fields).change(scan=False)
-    # As in the run: positions, say, were resized before they were frozen.
+    # Fit them as the run did, because positions, for example, were resized before freezing.
     skip = [re.escape(name.removeprefix(f'{trees.STATS}/')) for name in own]
     options = config['fit'] | {'skip': [*config['fit'].get('skip', ()), *skip]}
     start, _ = fit(source, model, size, **options)
@@ -101,7 +101,7 @@ def apply(source: Source, path: str | Path) -> Source:
     if differ:
       raise ValueError(f'it was tuned on other weights: {differ[0]} differs')
     if both := own.keys() & frozen.keys():
-      raise ValueError(f'it holds {min(both)}, which was frozen by its config')
+      raise ValueError(f'it holds {min(both)}, which its config lists as frozen')
     classes = fields.get('num_classes')
     heads = [x for name, x in own.items() if re.fullmatch(r'head/(.*/)?bias', name)]
     if classes and [x.shape for x in heads] != [(classes,)]:
@@ -119,9 +119,9 @@ def apply(source: Source, path: str | Path) -> Source:
 
 
 def _split_added(arrays: dict) -> tuple[dict, dict]:
-  """Splits arrays into added parameters and the model's own, {name: float32}."""
+  """Splits arrays into (added, the model's own), both {name: float32 array}."""
   if odd := [n for n, x in arrays.items() if not np.issubdtype(x.dtype, np.floating)]:
-    raise ValueError(f'{odd[0]} is {arrays[odd[0]].dtype}, parameters are float32')
+    raise ValueError(f'{odd[0]} is {arrays[odd[0]].dtype}, but parameters are floats')
   flat = {name: np.asarray(x, np.float32) for name, x in arrays.items()}
   added = {name: flat.pop(name) for name in arrays if tune.is_added(name)}
   return added, flat
@@ -130,7 +130,7 @@ def _split_added(arrays: dict) -> tuple[dict, dict]:
 def _check_record(path, config) -> dict:
   """Returns the record of a tuned file; raises UserError for anything else."""
   if not isinstance(config, dict):
-    raise UserError(f'{path} is not by vit_jax convert RUN FILE --tuned_only.')
+    raise UserError(f'{path} is not a file of vit_jax convert RUN FILE --tuned_only.')
   where = f'{path}: its config'
   check.bind(where, config, _record)
   keys = inspect.signature(fit).parameters.values()
@@ -152,7 +152,7 @@ def _check_untuned(source: Source) -> None:
 
 
 def add_section(source: Source, section: dict) -> Source:
-  """Adds a `tune` section, whose parameters start as in training."""
+  """Adds a `tune` section to a source. The added parameters get their initial values."""
   _check_section('tune', section)
   _check_untuned(source)
   return dataclasses.replace(source, tune=section, added=None)
@@ -174,8 +174,9 @@ def attach(model, source: Source, shape: tuple[int, int, int], flat: dict):
   sizes = {name: x.shape for name, x in added.items()}
   if differ := [n for n in {**expected, **sizes} if expected.get(n) != sizes.get(n)]:
     raise UserError(
-      f'{source.source}: {differ[0]} is {sizes.get(differ[0])}, {source.tune["method"]} '
-      f'makes it {expected.get(differ[0])} here: leave image_size and fields as they were.'
+      f'{source.source}: {differ[0]} has shape {sizes.get(differ[0])}, but '
+      f'{source.tune["method"]} makes it {expected.get(differ[0])} here: leave image_size and '
+      'fields as they were.'
     )
   with name_source(source.source):
     check_finite(added)

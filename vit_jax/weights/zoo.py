@@ -43,8 +43,8 @@ ENTRIES = {entry.name: entry for entry in _entries()}
 # -- classes and licences -------------------------------------------------------------
 
 # The last word of a timm tag, such as 'augreg_in21k_ft_in1k', or of `Entry.data` names the
-# data set that a head is for. Here it leads to lists of `imagenet`, which differ in their
-# number of classes.
+# data set that a head is for. Here it maps to the lists of class names in `imagenet`, which
+# differ in their number of classes.
 _DATA = {
   'in1k': ('imagenet1k',),
   'in12k': ('imagenet12k',),

@@ -9,7 +9,7 @@ from vit_jax.weights.rename import Rule, table
 _UNIT, _STAGE = 'block{s+1}/unit{u+01}', 'stages.{s}.blocks.{u}'
 _CONV, _PARTS = 'standardized_conv2d', ((1, 'a'), (2, 'b'), (3, 'c'))
 
-# The published TensorFlow files number some of the convolutions.
+# The published TensorFlow files add a number to the names of some convolutions.
 TF = table(
   Rule(f'resnet/{{rest}}/{_CONV}/kernel', f'{{rest}}/{_CONV}/kernel'),
   Rule(

@@ -52,7 +52,7 @@ HF_V2 = tuple(
 )
 
 
-# Arguments of timm's ConvNeXt for which one value is supported.
+# Arguments of timm's ConvNeXt for which only one value is supported.
 _ONLY = {
   'global_pool': 'avg',
   'output_stride': 32,
@@ -66,7 +66,7 @@ _ONLY = {
 
 
 def infer(flat: dict) -> dict:
-  """Infers depths and widths from the parameters; V2 has no layer scale."""
+  """Infers depths, widths and layer scale (which V2 lacks) from the parameters."""
   depths = layers.count_blocks(flat, 'norm/scale')
   numbers = range(1, len(depths) + 1)
   return dict(
@@ -78,7 +78,7 @@ def infer(flat: dict) -> dict:
 
 
 def _timm_fields(args: dict, name: str) -> dict:
-  # These follow from the names and shapes of the arrays.
+  # Ignored, because they follow from the names and shapes of the arrays.
   for key in ('conv_mlp', 'use_grn'):
     args.pop(key, None)
   return configs.timm_act(args, name)
@@ -104,7 +104,7 @@ def _hf_config(fields, image_size, class_names) -> dict:
   }
   name = 'ConvNextV2' if fields['layer_scale'] is None else 'ConvNext'
   if name == 'ConvNext':
-    # With 0 transformers would build a model without gamma.
+    # The value 0 would make transformers build a model without gamma.
     args['layer_scale_init_value'] = 1e-6
   return configs.hf_config(name, name.lower(), args, fields, image_size, class_names)
 

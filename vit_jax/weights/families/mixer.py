@@ -48,7 +48,7 @@ def infer(flat: dict) -> dict:
 
 
 def _grid(flat: dict, fields: dict) -> tuple[int, int] | None:
-  """Returns the grid (h, w) of patches. A Mixer takes only one number of patches.
+  """Returns the grid (h, w) of patches, whose number a Mixer fixes.
 
   Returns None if that number is not a square number.
   """

@@ -60,9 +60,10 @@ def authors(heads: list[int]) -> Table:
 
 
 def count_heads(arrays, attention: str) -> list[int]:
-  """Counts the heads of each attention, whose name is a template with {} for its number.
+  """Counts the heads of every attention layer.
 
-  Its table of relative positions has the channels of one head.
+  `attention` is a template of the layers' names, in which {} stands for a number. A table of
+  relative positions has as many channels as one head.
   """
   heads = []
   while (key := attention.format(len(heads))) + '.rel_pos_h' in arrays:
@@ -130,7 +131,7 @@ def _grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 
 # -- timm's config ----------------------------------------------------------------------
 
-# Fields of timm's MultiScaleVitCfg for which only the value of all MViTv2 is supported.
+# Fields of timm's MultiScaleVitCfg that must have the values of all MViTv2.
 _FIXED = {
   'pool_first': False,
   'qkv_bias': True,
@@ -187,7 +188,7 @@ def _check(fields: dict, image_size: tuple[int, int], format: str, residual: boo
   if image_size[0] != image_size[1] or image_size[0] % pixels:
     size = 'x'.join(map(str, image_size))
     raise ValueError(
-      f'{format} takes square images with a multiple of {pixels} px, not {size}'
+      f'{format} takes square images whose side is a multiple of {pixels} px, not {size}'
     )
 
 
@@ -197,7 +198,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   args = {'img_size': list(image_size)}
   name = _NAMES.get(tuple(fields[key] for key in _SHAPE))
   if name is None or fields['kv_stride'] != 4 or fields['mlp_ratio'] != 4:
-    # These are fields of MultiScaleVitCfg; timm's create_model does not take them.
+    # timm's create_model does not take these fields: build a MultiScaleVitCfg with them.
     name = 'mvitv2_base_cls' if has_class else 'mvitv2_tiny'
     args |= {
       'depths': list(fields['depths']),

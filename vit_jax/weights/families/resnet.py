@@ -12,7 +12,7 @@ from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Table, add_bare_names, nest_rules, table
 
 _BLOCK, _TIMM = 'stage{s+1}_block_{i}', 'layer{s+1}.{i}'
-# The numbers of the convolutions of a block in our names.
+# The numbers that a block's convolutions have in our names.
 _PARTS = {'bottleneck': (1, 2, 3), 'basic': (1, 3)}
 
 
@@ -51,8 +51,8 @@ def _timm_rules(arrays, facts) -> Table:
   return timm(block, has(r'conv1\.0\.weight'), has(_AVERAGES))
 
 
-# The name of an array in files whose shortcuts average first (`avg_down`). The average, layer
-# 0, has no parameters, so the convolution is layer 1 and its norm layer 2.
+# Only files with `avg_down` have this name. Their shortcuts begin with an average pooling, so
+# layer 0 is the pooling, layer 1 the convolution and layer 2 its norm.
 _AVERAGES = r'layer\d+\.0\.downsample\.2\.weight'
 
 
@@ -64,7 +64,7 @@ _STEM, _LAYER = 'embedder.embedder', 'encoder.stages.{s}.layers.{i}'
 
 
 def hf_bare(block: str) -> Table:
-  """Makes the rules of transformers' model without a head, which is DETR's backbone too."""
+  """Makes the rules of transformers' ResNet without a head, which is also DETR's backbone."""
   parts = [(f'layer.{k}', part) for k, part in enumerate(_PARTS[block])]
   parts.append(('shortcut', '_proj'))
   return table(
@@ -121,7 +121,7 @@ def infer(flat: dict) -> dict:
 def _count_batches(
   rules: Callable[[dict, dict], Table],
 ) -> Callable[[dict, dict], dict]:
-  """Makes the writer of `num_batches_tracked`, which PyTorch expects in a batch norm."""
+  """Returns a function that makes the `num_batches_tracked` of PyTorch's batch norms."""
 
   def buffers(flat, fields):
     means = {n: x for n, x in flat.items() if n.endswith('/mean')}
@@ -133,13 +133,13 @@ def _count_batches(
 
 
 def _timm_fields(args: dict, name: str) -> dict:
-  # These follow from the names and shapes of the arrays.
+  # Ignored, because they follow from the names and shapes of the arrays.
   for key in ('stem_type', 'avg_down', 'base_width'):
     args.pop(key, None)
   return {k: args.pop(k) for k in ('output_stride',) if k in args}
 
 
-# In all formats the second convolution of a block has its stride and dilation.
+# In all formats, a block's stride and dilation belong to its second convolution.
 _ORDER = dict(stride_first=(False,), dilate_first=(False,))
 
 
@@ -170,7 +170,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
   return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
-# Keys of transformers' config for which one value is supported.
+# Keys of transformers' config for which only one value is supported.
 _HF = {'hidden_act': 'relu', 'downsample_in_first_stage': False}
 _HF |= {'downsample_in_bottleneck': False}
 

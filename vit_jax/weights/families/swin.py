@@ -22,7 +22,7 @@ class Stage(NamedTuple):
   """Facts about a stage that the rename rules need."""
 
   heads: int
-  # (h, w) of the window for which the table of positions is. None in V2, which has no tables.
+  # (h, w) of the window that the table of positions is for. None in V2, which has no tables.
   window: tuple[int, int] | None
 
 
@@ -37,7 +37,7 @@ class Names(NamedTuple):
   downsample: str
   last_norm: str
   block: str
-  # The rest are modules of a block.
+  # The names below belong to modules inside a block.
   norms: tuple[str, str]
   out: str
   mlp: tuple[str, str]
@@ -84,10 +84,10 @@ def _rules(
   Args:
     names: the library's names.
     stages: the stages of the model.
-    into: the number, in our names, of the stage that a downsample leads to: '{s+1}' or
-      '{s+2}'.
-    projections: a function of (their block, our block, stage) that returns the rules of
-      queries, keys and values.
+    into: our number of the stage that a downsample leads to: '{s+1}' or '{s+2}', where s is
+      the number in the file.
+    projections: a function of (their name of a block, our name, stage) that returns the rules
+      of queries, keys and values.
   """
   down = f'stage{into}_downsample'
   rules = [
@@ -124,14 +124,14 @@ def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
 
   Args:
     stages: the stages of the model.
-    merge_at_end: whether patch merging has the number of the stage before it, as in the
-      authors' files, which timm reads too, or the number of the stage after it.
+    merge_at_end: whether patch merging has the number of the stage before it (True), as in the
+      authors' files, which timm also reads, or that of the stage after it (False).
   """
 
   def projections(theirs, ours, stage):
     attn, heads = f'{theirs}.attn', stage.heads
     kernels, biases = layers.fuse_heads(f'{attn}.qkv', f'{ours}/attention', heads)
-    # V2, whose keys have no bias.
+    # Keys have no bias in V2.
     if stage.window is None:
       biases = [
         Rule(f'{attn}.{x[0]}_bias', f'{ours}/attention/{x}/bias', t.heads_bias(heads))
@@ -175,10 +175,12 @@ def find_stages(
 
   Args:
     arrays: the arrays of the file.
-    table: regex of the tables of relative positions (V1). Its group is the stage.
-    factor: regex of the scales of the cosines (V2). Its group is the stage.
-    window: a function of (stage, number of rows of its table) that returns the window's
-      (h, w).
+    table: regex for the names of the tables of relative positions (V1). Its group is the
+      stage.
+    factor: regex for the names of the factors of cosine attention (V2). Its group is the
+      stage.
+    window: a function of (stage, number of rows of the table) that returns the (h, w) of the
+      window.
   """
   stages = {}
   for name, x in arrays.items():
@@ -195,7 +197,7 @@ def square_window(s: int, rows: int) -> tuple[int, int]:
   side = (math.isqrt(rows) + 1) // 2
   if (2 * side - 1) ** 2 != rows:
     raise ValueError(
-      f'no square window has a table of the {rows} rows of stage {s + 1}'
+      f'the table of stage {s + 1} has {rows} rows, which fit no square window'
     )
   return side, side
 
@@ -276,8 +278,9 @@ def _check_borders(fields: dict, image_size, allowed: tuple[str, ...], format: s
     tiles = not H % side and not W % side and min(maps) > side
     if not tiles and not H == W <= side:
       raise ValueError(
-        f'{format} needs model.borders={allowed[0]!r}, not {fields["borders"]!r}, or maps '
-        f'that windows of {side} tile, not {H}x{W} as for {image_size[0]}x{image_size[1]} px'
+        f'{format} cannot express model.borders={fields["borders"]!r}, only {allowed[0]!r}, '
+        f'unless windows of {side} tile the map, which is {H}x{W} for '
+        f'{image_size[0]}x{image_size[1]} px'
       )
 
 
@@ -288,7 +291,7 @@ def _map_size(fields: dict, image_size: tuple[int, int], s: int) -> tuple[int, i
   )
 
 
-# timm's names. Some have two windows: the window of pre-training, and that of the file.
+# timm's names. Some give two windows: that of pre-training and that of the file.
 _NAME = r'swin(?:v2)?_.*_window(?:(\d+)to)?(\d+)_\d+'
 
 
@@ -311,7 +314,7 @@ def _timm_rules(arrays, facts) -> Table:
 
 
 def _windows(args: dict, name: str) -> dict:
-  """Reads the fields of windows from timm's arguments, or else from the name."""
+  """Reads the window sizes from timm's arguments or, if they are absent, from the name."""
   stages = len(args.get('depths', range(4)))
   old, side = None, args.pop('window_size', None)
   if match := re.match(_NAME, name):
@@ -321,7 +324,7 @@ def _windows(args: dict, name: str) -> dict:
   if pretrained is None and old:
     pretrained = [*[int(old)] * (stages - 1), int(old) // 2]
   if isinstance(side, list) and name.startswith('swinv2'):
-    # Swin V2 takes (h, w), for all stages.
+    # For Swin V2, a list is the (h, w) of the windows of all stages.
     side = configs.side(side, 'window_size')
   if side is not None and not isinstance(side, list):
     side = configs.pair(side, 'window_size')[:1] * stages
@@ -330,7 +333,7 @@ def _windows(args: dict, name: str) -> dict:
   return {key: tuple(value[:stages]) for key, value in fields.items() if value}
 
 
-# Arguments of timm's Swin for which one value is supported.
+# Arguments of timm's Swin for which only one value is supported.
 _ONLY = {
   'global_pool': 'avg',
   'always_partition': False,
@@ -379,9 +382,9 @@ def _hf_rules(arrays, facts) -> Table:
 def _hf_facts(config: dict, source: str) -> configs.Facts:
   model_type = config.get('model_type', 'swin')
   if model_type not in ('swin', 'swinv2'):
-    model_type = 'swin'  # configs.hf raises an error that names it
+    model_type = 'swin'  # configs.hf raises an error that names the type
   facts = configs.hf(model_type)(config, source)
-  # Some norms of transformers use 1e-5 and ignore the config.
+  # Some norms in transformers use 1e-5 whatever the config says, so require that value.
   configs.require(config, {'layer_norm_eps': 1e-5}, 'a Swin')
   stages = len(config.get('depths', range(4)))
   fields = {'act': facts.fields['act'], 'borders': 'pad_shift'}
@@ -404,8 +407,8 @@ def _hf_config(fields, image_size, class_names) -> dict:
     H, W = _map_size(fields, image_size, s)
     if min(H, W) < side and not (second and H == W):
       raise ValueError(
-        f'transformers does not clip windows of {side} to the map of stage {s + 1}, '
-        f'{H}x{W}, for {image_size[0]}x{image_size[1]} px'
+        f'transformers does not clip windows of {side}, but the map of stage {s + 1} has only '
+        f'{H}x{W} positions for {image_size[0]}x{image_size[1]} px'
       )
   args = {
     **_shared_arguments(fields),

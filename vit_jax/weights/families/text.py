@@ -20,8 +20,8 @@ BLOCK = 'encoderblock_{i}'
 ATTENTION = f'{BLOCK}/MultiHeadDotProductAttention_0'
 MLP = f'{BLOCK}/MlpBlock_0'
 
-# Regexes of one array that marks a format. open_clip may put its text tower under 'text.',
-# big_vision its arrays under 'params/'.
+# Regexes of an array by which a format is recognised. open_clip may put its text tower under
+# 'text.', and big_vision may put all arrays under 'params/'.
 _MARKERS = {
   'hf': r'text_model\.embeddings\.token_embedding\.weight',
   'open_clip': r'(text\.)?token_embedding\.weight',
@@ -37,7 +37,7 @@ _NAMES = {
 
 
 class TextArrays(NamedTuple):
-  """The arrays of a text tower in a file, under their own names."""
+  """The arrays of a file's text tower, under the file's names."""
 
   format: str  # a key of _MARKERS
   arrays: Arrays
@@ -46,7 +46,7 @@ class TextArrays(NamedTuple):
 
 
 class Text(NamedTuple):
-  """A text tower: fields of TextTransformer, parameters under our names."""
+  """A text tower: the fields of a TextTransformer, and its parameters under our names."""
 
   fields: dict[str, Any]
   flat: Arrays
@@ -69,7 +69,7 @@ def read(tower: TextArrays, image: dict[str, Any]) -> Text:
   """Reads a text tower, or raises ValueError if vit_jax cannot compute it.
 
   Args:
-    image: fields of the image tower. In OpenAI's files both towers have its activation.
+    image: fields of the image tower. In OpenAI's files the text tower has the same activation.
   """
   cut = lambda name: re.sub(r'^(params/)?(txt/|text\.)?', '', name)
   arrays = {cut(name): np.asarray(x) for name, x in tower.arrays.items()}
@@ -105,7 +105,7 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
   fields, vocab = {}, arrays['text_model.embeddings.token_embedding.weight'].shape[0]
   if kind == 'clip':
     act, eps, heads = 'quick_gelu', 1e-5, 8
-    # Old configs have 2, which stands for the largest id.
+    # In old configs 2 means that the end token is the one with the largest id.
     if (eos := own.get('eos_token_id', 49407)) != 2:
       fields = {'eos': eos}
     tokens = {'clean': 'none', 'pad': None}
@@ -158,7 +158,7 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
     raise ValueError(f'text_cfg.{odd[0]} is unknown: it may change the outputs')
   if 'positional_embedding' not in arrays:
     raise ValueError(
-      'its text tower has no positional_embedding: it comes from another package'
+      'its text tower has no positional_embedding, so another package must have written it'
     )
   pool = own.get('pool_type', 'argmax')
   if pool not in ('argmax', 'eos', 'last'):
@@ -181,7 +181,7 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
 
 
 def open_clip(text: Text) -> tuple[Arrays, dict]:
-  """Writes a text tower: (arrays under open_clip's names, text_cfg)."""
+  """Returns (arrays, text_cfg) of a text tower in the format of open_clip."""
   fields = {'mask': 'causal', 'pooling': 'eot'} | text.fields
   allowed = {
     'mask': ('causal',),

@@ -80,11 +80,11 @@ BIG_VISION = table(Rule('pos_embedding', POSITIONS), GOOGLE)
 
 
 def infer(flat: dict) -> dict:
-  """Infers the model's fields from its parameters, which are not stacked."""
+  """Infers the model's fields from parameters that are not stacked."""
   axial = any(name.startswith(f'{BLOCK.format(i=0)}/rows/') for name in flat)
 
   def in_first_block(template: str) -> str:
-    """Returns a name in the first block, in its attention along rows if it is axial."""
+    """Returns a name in the first block. If attention is axial, it is one along the rows."""
     name = template.format(i=0)
     return name.replace('_0/', '_0/rows/', 1) if axial else name
 
@@ -202,7 +202,7 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 
 
 def infer_google(flat: dict) -> dict:
-  """Infers the fields of Google's models, whose positions are sine-cosine without a table."""
+  """Infers the fields of Google's models. Without a table, their positions are sine-cosine."""
   fields = infer(flat)
   if fields['posemb'] == 'none':
     fields['posemb'] = 'sincos2d'
@@ -225,10 +225,10 @@ def _google_config(fields, image_size, class_names) -> dict:
     'cls_token': None,
     'unit': False,
   }
-  # These two kinds of blocks can be recognised from the arrays.
+  # These two kinds of blocks can be recognised from the arrays, so they are not written.
   if fields['block'] in ('parallel', 'branches'):
     published['block'] = fields['block']
-  # The other classifiers have the same arrays, so the config must name them.
+  # Other classifiers have the same arrays, so they are written unless they are the default.
   if fields['classifier'] not in ('distilled', 'map'):
     published['classifier'] = 'token' if vit_later.has_cls(fields) else 'gap'
   return configs.google_config(**published)(fields, image_size, class_names)
@@ -247,7 +247,7 @@ def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType
   Args:
     heads: the number of attention heads.
     has_stages: whether a hybrid's ResNet has stages. Otherwise it is only a root.
-    fields: the fields of the model on which names of arrays depend.
+    fields: those fields of the model on which names of arrays depend.
   """
   pool, unit = f'{MAP}/MultiHeadDotProductAttention_0', 'block{s+1}/unit{u+1}'
   pool_heads = fields.get('map_heads') or heads
@@ -285,7 +285,7 @@ def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType
 
 
 def _timm_block(heads: int, fields: Mapping) -> Table:
-  """Makes the rules of every kind of timm's blocks. Their names do not collide."""
+  """Makes the rules of all kinds of blocks in timm, whose names do not collide."""
   depth, block = fields.get('depth', 0), 'blocks.{i}'
   attention, mlp = f'{block}.attn', f'{block}.mlp'
   kv_heads = fields.get('kv_heads') or ()
@@ -417,7 +417,9 @@ def _check_shapes(fields: dict, config: dict) -> None:
   }
   for key, (theirs, arrays) in sizes.items():
     if theirs not in (None, False, arrays):
-      raise ValueError(f'its config says {key}={theirs!r}, but its arrays {arrays!r}')
+      raise ValueError(
+        f'its config says {key}={theirs!r}, but its arrays say {arrays!r}'
+      )
 
 
 def _big_vision_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
@@ -455,7 +457,7 @@ def _timm_config(fields, image_size, class_names) -> dict:
     name, pool, args = _timm_hybrid(fields)
   else:
     name, _, args, options = timm_options.find(fields)
-    # Our other classifiers have no pooling in timm, which would then classify every token.
+    # timm has no pooling for our other classifiers: it would classify every token.
     configs.need(fields, 'timm', classifier=('token', 'gap', 'map', 'distilled'))
     pool = options['global_pool']
   size = {'img_size': configs.int_or_pair(image_size)}
@@ -479,12 +481,12 @@ def _timm_hybrid(fields) -> tuple[str, str, dict]:
   args = timm_options.write_vit(
     {key: fields[key] for key in (*_HYBRID, 'act', 'depth', 'posemb')}
   )
-  # The norm comes before the mean. timm's default is the other order.
+  # The norm comes before the mean, unlike timm's default.
   args['fc_norm'] = False
   return architecture, args['global_pool'], args
 
 
-# Regexes of names that exist in one kind of timm's blocks only.
+# Regexes of names that occur in only one kind of timm's blocks.
 _TIMM_BLOCKS = {
   'parallel': r'\}\.(in_|mlp_|attn_out|[qk]_norm|ls\.)',
   'branches': r'\}\.(attns|ffns)\.',
@@ -494,7 +496,7 @@ _TIMM_BLOCKS['post'] = _TIMM_BLOCKS['pre']
 
 
 def _timm_write_rules(flat: dict, fields: dict) -> Table:
-  """Keeps the rules of those arrays that timm's model of these fields has."""
+  """Returns only the rules of arrays that timm's model with these fields has."""
   kind, options = 'vit', {}
   if fields['stem_blocks'] is None:
     _, kind, _, options = timm_options.find(fields)

@@ -39,8 +39,8 @@ _FIELDS = {
   'layerscale_value': 'layer_scale',
   'layer_scale_init_value': 'layer_scale',
 }
-# Key -> function that turns its value into the field's value, if these differ; below, the
-# inverse functions.
+# Functions that turn the value of a key into that of a field, where the two differ. _SAVE has
+# the inverse functions.
 _LOAD = {'patch_size': configs.pair, 'hidden_act': configs.activation}
 _LOAD |= dict.fromkeys(('layer_norm_eps', 'rms_norm_eps'), configs.epsilon)
 _LOAD |= {'layer_scale_init_value': lambda x: x or None}
@@ -53,7 +53,7 @@ _SAVE |= {'layer_scale_init_value': lambda x: x or 0.0}
 # separated by spaces, and their values are tuples.
 _CHOICES = {
   'qkv_bias': ('qkv_bias', {True: 'qkv', False: 'none'}),
-  # In AIMv2 `qkv_bias` also decides about the projection after attention.
+  # In AIMv2 `qkv_bias` also switches the bias of the projection after attention.
   'qkv_bias mlp_bias': (
     'qkv_bias dense_bias',
     {(False, False): ('none', False), (True, True): ('qkv', True)},
@@ -115,7 +115,7 @@ def _read_fields(kind: 'Kind', config: dict) -> dict:
 
 
 def _write_fields(kind: 'Kind', fields: dict) -> dict:
-  """Translates fields to a config. A key that has no such value keeps its default."""
+  """Translates fields to a config. A key keeps its default if none of its values fits."""
   config, same = dict(kind.keys), lambda x: x
   for key in config.keys() & _FIELDS.keys():
     config[key] = _SAVE.get(key, same)(fields[_FIELDS[key]])
@@ -156,7 +156,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
   if fields.get('mlp') == 'swiglu' and 'gate' not in kind.names:  # DINOv2
     mlp = ('-', 'mlp.weights_out')
     packed = layers.join(inside('mlp.weights_in'), vit.GATED)
-  # The name of the head -> whether it has a bias. The first rule that fits is used to write.
+  # Name of the head -> whether it has a bias. The first rule that fits is used for writing.
   ends = {'classifier': True, 'visual_projection': False}
   ends = sorted(ends, key=lambda name: ends[name] != fields.get('head_bias', True))
   ends.insert(0 if fields.get('classifier') == 'distilled' else 2, 'cls_classifier')
@@ -303,7 +303,7 @@ def _find_head(flat: Arrays, fields: dict, facts: Facts) -> dict:
   for key in (*_INFERRED, 'layer_scale'):
     if key in from_config and from_config[key] != inferred[key]:
       raise ValueError(
-        f'its config says {key}={from_config[key]!r}, but its arrays {inferred[key]!r}'
+        f'its config says {key}={from_config[key]!r}, but its arrays say {inferred[key]!r}'
       )
   name, _ = _inner(facts.config)
   has_head = 'head/kernel' in flat
@@ -328,12 +328,13 @@ def _find_head(flat: Arrays, fields: dict, facts: Facts) -> dict:
 
 # -- writing --------------------------------------------------------------------------
 
-# Fields with several spellings for the same model. They may be read back in another one.
+# Fields in which different values can describe the same model. Reading may return another one
+# of these values.
 _ALIKE = ('cls_token', 'posemb_tokens', 'map_heads', 'map_mlp_dim')
 
 
 def _unify(fields: dict) -> dict:
-  """Returns the fields with one spelling for each of those in _ALIKE."""
+  """Returns the fields, of which those in _ALIKE are normalised."""
   tokens = fields['posemb_tokens'] if fields['registers'] else 'prefix'
   return fields | {'posemb_tokens': tokens} | configs.unify(fields)
 

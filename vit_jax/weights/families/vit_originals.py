@@ -48,12 +48,12 @@ def look_up(name: str) -> tuple[Fields, dict]:
 
 
 def _facts(images: dict, image_size=None, **usual) -> Reader:
-  """Makes a Reader of facts. The file's name overrides constants, our config both.
+  """Makes a Reader of facts. The file's name overrides `usual`, and our config overrides both.
 
   Args:
     images: preprocessing, in the keys of `pipelines.read_timm`.
     image_size: (H, W), unless our config has another one.
-    **usual: constant fields.
+    **usual: fields that are constants of the authors' code.
   """
 
   def read(config, source):
@@ -189,7 +189,7 @@ def _infer(flat: Arrays) -> Fields:
 
 
 def _dino_tells(arrays: Arrays) -> Fields:
-  """Returns the number of DINOv3's heads, and its periods if no formula gives them.
+  """Returns DINOv3's number of heads, and its rotary periods if they are not the usual ones.
 
   Raises:
     ValueError: if a mask hides other biases than those of the keys.
@@ -213,7 +213,7 @@ def _periods(number: int) -> np.ndarray:
 
 
 def _eva_tells(arrays: Arrays) -> Fields:
-  """Infers rotary positions from the file's tables of their cosines."""
+  """Infers rotary positions from the tables of cosines in the file."""
   if (table := arrays.get('rope.freqs_cos')) is None:
     return {}
   table = np.asarray(table, np.float32)
