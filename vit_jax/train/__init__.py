@@ -1,6 +1,6 @@
-"""Training. There are three kinds of modules:
+"""Trains models. `run` is the place to begin. There are three kinds of modules:
 
-Training itself: `trainer`, `step`, `state`, `loop`, `evaluations`, `run` (begin there).
+Training itself: `run`, `trainer`, `step`, `state`, `loop`, `evaluations`.
 The record of a run: `metrics`, `loggers`, `progress`, `status`.
 The process: `program`, `process`, `workdir`, `runtime`, `schema`, `resume`.
 """

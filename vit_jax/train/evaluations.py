@@ -20,7 +20,7 @@ class Evaluation:
   """One entry of the config's section `evals`."""
 
   evaluator: Any  # an evaluator, see `vit_jax.evaluators`
-  every: int | None  # steps; None: at the end only
+  every: int | None  # period in steps; None: only at the end
   use_ema: bool  # whether to evaluate the average of the parameters
 
   def is_due(self, step: int, total_steps: int) -> bool:
@@ -29,16 +29,16 @@ class Evaluation:
     return step > 0 and (step == total_steps or at_period)
 
   def run(self, task, state: State) -> dict:
-    """Returns {name: number}."""
+    """Evaluates a state; returns {name of a metric: number}."""
     state = state.average() if self.use_ema else state
     return self.evaluator.run(task.predict, state.variables())
 
 
 def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
-  """Returns the evaluations of a config by name, their data open.
+  """Returns {name: evaluation} of a config, and opens the data of each.
 
   Args:
-    stop: polled before every batch, see `process.StopSignal`.
+    stop: a `process.StopSignal`, which is polled before every batch.
   """
 
   def check_stop():
@@ -46,7 +46,7 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
       raise Preempted('Stopped during an evaluation.')
 
   evaluations, num_classes, model = {}, config['model']['num_classes'], None
-  if num_classes is None:  # Without a head, it is the number of the data.
+  if num_classes is None:  # Without a head, take the number of classes of the data.
     num_classes = config['data'].get('num_classes')
   else:
     model = class_match.Classes(class_names(config), num_classes)
@@ -65,7 +65,7 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
 
 
 def describe(evaluations: dict[str, Evaluation]) -> list[str]:
-  """Returns lines on the data of the evaluations that have a split of their own."""
+  """Returns a line on the data of each evaluation that has a split of its own."""
   lines = []
   for name, evaluation in evaluations.items():
     if batches := getattr(evaluation.evaluator, 'batches', None):
@@ -84,7 +84,7 @@ def class_names(config: dict) -> list[str] | None:
 
 
 def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool):
-  """Raises UserError if images have another shape than in training.
+  """Raises UserError if an evaluation's images have another shape than in training.
 
   Another size is allowed if the model takes images of any size.
   """
@@ -95,8 +95,8 @@ def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool
     shape = list(evaluations[name].evaluator.batches.spec['image'].shape[1:])
     if shape != trained and not (any_size and shape[-1] == trained[-1]):
       raise UserError(
-        f'config.evals.{name}.data.pp gives images {shape}, but config.data.pp {trained}: '
-        'this model takes only one shape.'
+        f'config.evals.{name}.data.pp gives images {shape}, but config.data.pp gives '
+        f'{trained}: this model takes only one shape.'
       )
 
 
@@ -110,7 +110,7 @@ def write_predictions(workdir: Path, name: str, step: int, answers: dict | None)
     return
   try:
     parts = predictions.read(workdir)
-  except UserError:  # The file is damaged and is written anew.
+  except UserError:  # A damaged file is written anew.
     parts = {}
   parts[name] = {'step': np.int64(step), **answers}
   files.replace(workdir / predictions.FILE, predictions.pack(parts))

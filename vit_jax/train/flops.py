@@ -1,8 +1,8 @@
 """Counts the floating-point operations of a JAX function from its shapes.
 
-Counts matrix products and convolutions only, a multiply-add as two operations, as the
-compute columns of the ViT paper do (Table 6). Normalisation, softmax and activations, a few
-per cent of a ViT, are left out there and here. Nothing runs: the function is traced on
+Counts matrix products and convolutions only, and a multiply-add as two operations, like the
+compute columns of the ViT paper (Table 6). Like there, normalisation, softmax and activations
+are left out, which are a few per cent of a ViT. Nothing runs: the function is traced on
 abstract arrays.
 """
 
@@ -48,10 +48,10 @@ def _count_equation(equation) -> int:
     return _dot_general(equation)
   if name == 'conv_general_dilated':
     return _convolution(equation)
-  # The cuDNN kernel.
+  # cuDNN's fused attention.
   if name.startswith('dot_product_attention_fwd'):
     (B, N, M, D), (_, S, *_) = (v.aval.shape for v in equation.invars[:2])
-    # q k', then weights times v.
+    # Two products: q k', and weights times v.
     return 4 * B * N * M * S * D
   if name == 'pallas_call' and (declared := params['cost_estimate']):
     return declared.flops

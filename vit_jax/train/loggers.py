@@ -24,7 +24,7 @@ IDS = 'loggers.json'
 
 
 class TensorBoard:
-  """Writes event files in the run's folder: by clu, or without TensorFlow by TensorBoard.
+  """Writes event files to the run's folder, with clu or, without TensorFlow, with TensorBoard.
 
   A run that was killed may have written events past the step where it resumes. A session log
   tells TensorBoard to drop them.
@@ -47,7 +47,7 @@ class TensorBoard:
     self._events = Events(str(self._local.folder))
     self._events.add(step=step + 1, session_log=SessionLog(status=SessionLog.START))
     with contextlib.suppress(ImportError):
-      # Imports TensorFlow.
+      # This imports TensorFlow, which may be missing.
       from clu.metric_writers import SummaryWriter
 
       self._events.close()
@@ -66,7 +66,9 @@ class TensorBoard:
 
 
 class Wandb:
-  """Writes to a run in a project; wandb looks up the API key, the entity and the mode."""
+  """Writes to a run of a project; wandb itself looks up the API key, the entity and the
+  mode.
+  """
 
   def __init__(self, project: str, workdir: Path, config: dict, run: str | None):
     import wandb
@@ -83,7 +85,7 @@ class Wandb:
     )
 
   def write(self, step, values):
-    # wandb ignores steps that it has passed.
+    # After a resume, wandb ignores the steps that it has already logged.
     self._run.log(values, step=step)
 
   def close(self, failed):
@@ -91,7 +93,7 @@ class Wandb:
 
 
 class Mlflow:
-  """Writes to a run in an experiment, on the server MLFLOW_TRACKING_URI."""
+  """Writes to a run of an experiment, on the server MLFLOW_TRACKING_URI."""
 
   def __init__(self, experiment: str, workdir: Path, config: dict, run: str | None):
     from mlflow import MlflowClient
@@ -139,14 +141,14 @@ class Log:
   profile: bool = False
   # Whether `vit_jax train` writes WORKDIR/report.html at the end.
   report: bool = True
-  # The name of a project.
+  # The name of a project of Weights & Biases.
   wandb: Annotated[str | None, _check_installed] = None
-  # The name of an experiment.
+  # The name of an experiment of MLflow.
   mlflow: Annotated[str | None, _check_installed] = None
 
 
 class Loggers:
-  """The loggers of a config's section `log`; the first process opens them."""
+  """The loggers of a config's section `log`. Only the first process opens them."""
 
   def __init__(self, log: Log, workdir: Path, config: dict, step: int):
     """Opens the loggers at `step`; they display `config`, the config of the run."""
@@ -166,7 +168,7 @@ class Loggers:
       files.replace(workdir / IDS, json.dumps(ids))
 
   def write(self, step: int, values: dict) -> None:
-    """Adds the numbers of a step to each logger; a resumed run repeats some steps."""
+    """Adds the numbers of a step to each logger. After a resume some steps come again."""
     for name, logger in list(self._open.items()):
       with self._guard(name):
         logger.write(step, values)
@@ -178,7 +180,7 @@ class Loggers:
         events.flush()
 
   def close(self) -> None:
-    """Closes the loggers, as failed if an exception is ending the run."""
+    """Closes the loggers, and marks the run as failed if an exception is ending it."""
     failed = sys.exc_info()[0] is not None
     for name, logger in list(self._open.items()):
       with self._guard(name):

@@ -14,20 +14,20 @@ from vit_jax.train.runtime import MAX_IN_FLIGHT, profiler, report_out_of_memory
 
 
 class Loop:
-  """Steps a state to the end of its run, and records, evaluates and saves it."""
+  """Trains a state to the end of its run, and records, evaluates and saves it."""
 
   def __init__(self, config, workdir, state, task, checkpoints, evals, stop, mfu=None):
     """Opens the record.
 
     Args:
-      mfu: share of the devices' peak at one image per second; None if unknown.
+      mfu: the MFU at one image per second, see `Trainer.utilisation`; None if unknown.
     """
     self.config, self.workdir, self.state = config, workdir, state
     self.task, self.checkpoints, self.evals, self.stop = task, checkpoints, evals, stop
     self.total = config['resolved']['total_steps']
     self.step = int(state.step)
     self.record = Record(config, workdir, self.step, mfu)
-    # Why the run stops before its end; empty if it does not.
+    # The reason for an early stop; empty if there is none.
     self.early = ''
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
     # (step, metrics) of the steps that are not recorded yet.
@@ -41,7 +41,7 @@ class Loop:
       profiler(self.record.log.profile, self.workdir) as profile,
     ):
       try:
-        # If a stop cut off an evaluation, it is still due at the restored step.
+        # An evaluation that a stop cut off is still due at the restored step.
         self._evaluate()
         while self.step < self.total and not self.early:
           if self.stop.should_stop():
@@ -69,8 +69,9 @@ class Loop:
     self._observe(0)
     self._save()
     self.checkpoints.wait()
-    # At the end one bad step is too many, because the state is the result. Read the counter
-    # from the state and not from this process's memory, so that a restart agrees.
+    # At the end, one bad step is too many, because the state is the result. Read the counter
+    # from the state and not from this process's memory, so that a restarted run decides the
+    # same.
     if bad := int(self.state.counters['skipped_in_a_row']):
       raise self._divergence(
         f'The last {bad} of {self.total} steps had a non-finite loss or gradient.'
@@ -97,7 +98,7 @@ class Loop:
     """Records the metrics of finished steps until only `leave` steps are pending."""
     while len(self.pending) > leave:
       step, values = self.pending.popleft()
-      # Waits for the step.
+      # This waits until the step has run.
       bad = int(values['skipped_in_a_row'])
       self.record.train(step, values)
       if bad and bad >= self.config['max_bad_steps']:

@@ -24,13 +24,13 @@ def write_json(path: Path, value) -> None:
 def larger_is_better(
   key: str, evals: dict, asked_by: str = 'config.checkpoint.best'
 ) -> bool:
-  """Returns whether larger values of a number such as 'test/top1' are better.
+  """Returns whether larger values of a metric such as 'test/top1' are better.
 
   Args:
-    asked_by: the option that names the number, for errors.
+    asked_by: the option that names the metric, for error messages.
 
   Raises:
-    UserError: for an unknown source, or for a number of which neither larger nor smaller
+    UserError: for an unknown source, or for a metric of which neither larger nor smaller
       values are better.
   """
   source, _, name = key.partition('/')
@@ -40,7 +40,7 @@ def larger_is_better(
   if larger is None:
     directed = [k for k, m in metrics.items() if m.larger_is_better is not None]
     raise UserError(
-      f'{asked_by}={key!r}: nothing says which {name!r} is best. One of {directed}.'
+      f'{asked_by}={key!r}: larger {name!r} is neither better nor worse. Use one of {directed}.'
       f'{did_you_mean(name, directed)}'
     )
   return larger

@@ -26,7 +26,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignal:
-  """A context manager that turns SIGTERM and SIGINT into an answer to "should I stop?".
+  """A context manager that turns SIGTERM and SIGINT into a request to stop.
 
   With one process, a signal sets a flag, which the run polls between steps. A second signal
   exits at once. Python runs no handler while the main thread waits in C++ for a batch or a
@@ -54,8 +54,8 @@ class StopSignal:
     self._listener: threading.Thread | None = None
 
   def __enter__(self):
-    # Counting processes starts the devices, which takes seconds, and Ctrl-C during that time
-    # would leave the run's folder behind. A single process is not counted.
+    # Do not count the processes if there can be only one. Counting starts the devices, which
+    # takes seconds, and Ctrl-C during that time would leave the run's folder behind.
     self._several = jax.distributed.is_initialized() and jax.process_count() > 1
     if threading.current_thread() is threading.main_thread():
       read, self._write = os.pipe()
@@ -103,7 +103,7 @@ class StopSignal:
 
   def _listen(self, read: int) -> None:
     with open(read, 'rb', buffering=0) as pipe:
-      # Until the other end is closed.
+      # Read until the other end is closed.
       while byte := pipe.read(1):
         if byte[0] in _SIGNALS:
           self._answer(signal.Signals(byte[0]).name)
@@ -123,13 +123,13 @@ class StopSignal:
 
 # -- peers -----------------------------------------------------------------------------
 #
-# When a peer dies, JAX's coordination service logs a page in a thread of its own and aborts
-# this process; jaxlib offers no other way. A handler of SIGABRT reads that page, prints one
-# line, and exits with code 75.
+# When a peer dies, JAX's coordination service logs a long message in a thread of its own and
+# aborts this process; jaxlib cannot be told to do anything else. A handler of SIGABRT reads
+# the message, prints one line, and exits with code 75.
 
 _FATAL = 'the JAX distributed service detected fatal errors'
-# (regex in the page, reason); the first match wins. Every other process talks to process 0
-# alone, so that a failure of RPC means process 0.
+# (regex for the message, reason); the first match wins. The processes talk only to process 0,
+# so a failed RPC means that process 0 is gone.
 _REASONS = (
   (r'stopped sending heartbeats\):\s+(\d+)', r'process \1 died or cannot be reached'),
   (r'[Tt]ask (\d+) heartbeat timeout', r'process \1 died or cannot be reached'),
@@ -141,13 +141,13 @@ _REASONS = (
   (r'RPC', 'process 0 died or cannot be reached'),
   (r'', 'another process ended'),
 )
-# Number of bytes at the end of the log that hold the page.
+# Number of bytes at the end of the log that contain the message.
 _PAGE = 16_000
-# The exit code of this process once it ends by itself.
+# The exit code for this process if it ends because of an error of its own.
 _exit_code: int | None = None
 # Seconds to wait for JAX's report.
 _patience = 0
-# Never closed.
+# Never closed, so that its contents last until the process is gone.
 _until_exit = contextlib.ExitStack()
 
 
@@ -174,7 +174,7 @@ def settle(error: Exception) -> None:
   """
   global _exit_code, _patience
   if isinstance(error, RunError):
-    # The peers end too.
+    # The peers end too, and JAX may then abort this process: keep its own exit code.
     _exit_code = error.exit_code
     return
   patience, _patience = _patience, 0
@@ -192,17 +192,18 @@ def reason_of_abort(log: str) -> str | None:
 
 
 def _handle_abort() -> None:
-  # The noise of libraries goes to a file without a name, to which descriptor 2 leads. That
-  # lasts until this process is gone, because JAX still waits for the others when Python
-  # exits. `noise_to` enables faulthandler, whose handlers a later call does not change.
+  # Send descriptor 2, and with it the noise of libraries, to a file that is deleted but open.
+  # This lasts until the process is gone, because JAX still waits for the others when Python
+  # exits. It comes before the handler below, because `noise_to` enables faulthandler, which
+  # installs its handlers only the first time.
   with tempfile.NamedTemporaryFile(prefix='vit_jax-') as file:
     _until_exit.enter_context(terminal.noise_to(file.name))
   libc = ctypes.CDLL(None)
   libc.signal.restype = ctypes.c_void_p
   libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
 
-  # Not installed by the module `signal`, whose handlers run in the main thread. This one must
-  # run in the thread that aborts, which would not wait for another.
+  # The module `signal` would run the handler in the main thread. It must run in the thread
+  # that aborts, which would not wait for another.
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
   def handle_abort(number):
     log = _end_of_log()
@@ -217,7 +218,7 @@ def _handle_abort() -> None:
     signal.raise_signal(number)
 
   before = libc.signal(signal.SIGABRT, ctypes.cast(handle_abort, ctypes.c_void_p))
-  # Keeps the handler alive.
+  # Keep a reference to the handler, so that it is not freed.
   _until_exit.callback(lambda: handle_abort)
 
 

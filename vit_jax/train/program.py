@@ -37,11 +37,12 @@ The same command again resumes where the run stopped.
 Exit codes:
 {codes}"""
 
-# Longest name of a run's folder. The name of a fine-tuned run contains that of its parent.
+# Maximum length of the name of a run's folder. A fine-tuned run has its parent's name in its
+# own.
 _LONGEST = 100
 _FLAGS = ('--config', '--workdir', '--distributed')
 
-# It is not empty after a write has failed for good.
+# Not empty once a write has failed for good, see `run_and_exit`.
 _cut_off: list[bool] = []
 
 
@@ -88,7 +89,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict, str]:
 def _did_you_mean(flag: str, config: dict) -> str:
   """Returns ' Did you mean "--config.data.batch_size"?' for '--batch_size=64', or ''."""
   keys = [*config_lib.flat(config), *config_lib.DURATIONS, *SYNONYMS.values()]
-  # Of keys with the same name the shortest wins, which comes last.
+  # If several keys end in the same name, the shortest key comes last and wins.
   keys.sort(key=lambda key: -key.count('.'))
   flags = {f'--{key.rpartition(".")[2]}': f'--config.{key}' for key in keys}
   flags |= {name: name for name in _FLAGS}
@@ -120,7 +121,7 @@ def train(
 
   Args:
     spec: 'NAME:ARGS' of the config. If its data is missing, the error suggests the recipe's
-      `debug`, provided that it trains on bundled data.
+      `debug`, provided that it uses other data.
   """
   from vit_jax.train import run, runtime
 
@@ -132,7 +133,7 @@ def train(
     raise
   except DataError as error:
     text, debug = str(error), f'{spec.partition(":")[0]}:debug'
-    # The config of a user may not know the word `debug`.
+    # A user's config file may not know the word `debug`.
     with contextlib.suppress(Exception):
       if config_lib.load(debug)['data']['source'] != config['data']['source']:
         # The text ends without a full stop, because that would be copied with the command.
@@ -145,7 +146,7 @@ def train(
 
 def run_and_exit(main: Callable[[list[str]], int]) -> NoReturn:
   """Runs a command that trains, and ends the process with its exit code; see `cli.run`."""
-  # Silences TensorFlow's notes at its start.
+  # Silences TensorFlow's messages at startup.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   code = cli.run(main)
   if _cut_off:

@@ -21,7 +21,7 @@ _BUCKET_SECONDS = 10.0
 
 
 class Record:
-  """The rows of a run: in metrics.jsonl, in its loggers and on the screen.
+  """Records the rows of a run in metrics.jsonl, in its loggers and on the screen.
 
   Each row is written as one whole line. On a terminal a bar shows the progress; elsewhere a
   line is printed for each row. Only the first of several processes writes; the others hold
@@ -36,7 +36,7 @@ class Record:
     """Opens the record of a run at `step`, and drops rows and events past it.
 
     Args:
-      mfu: share of the devices' peak at one image per second; None if unknown.
+      mfu: the MFU at one image per second, see `Trainer.utilisation`; None if unknown.
     """
     self._mfu = mfu
     self._total = config['resolved']['total_steps']
@@ -74,7 +74,7 @@ class Record:
     self.rows.append({'step': step, **values})
     if self._file is not None:
       data = metrics.line(self.rows[-1])
-      # A write may be partial, and only the next one raises an error.
+      # A write may be partial, and only the next write raises an error.
       while data:
         data = data[os.write(self._file, data) :]
     elif time.monotonic() - self._flushed >= _BUCKET_SECONDS:
@@ -177,7 +177,7 @@ def summary(
   """Returns the text at the end of a run: results, where they are, and next commands.
 
   Args:
-    page: the address of the run's page, if one was written.
+    page: the address of the run's report, if one was written.
   """
   values, evals = last_values(rows), config.get('evals', {})
   measured = [k for k in values if not k.startswith((TIME, 'train/'))]
@@ -210,7 +210,7 @@ def summary(
   elif tasks.class_of(config).OUTPUTS in ('boxes', 'regions'):
     lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER --draw DIR   # objects')
     lines.append(f'  {ours} evaluate {weights} --out DIR   # precision of each class')
-  # Probably a first run, on bundled data.
+  # This is probably a first run, on bundled data.
   if config.get('data', {}).get('source') == 'digits':
     lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
   if config.get('log', {}).get('tensorboard', True):

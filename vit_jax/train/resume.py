@@ -38,7 +38,7 @@ def read_older(workdir: Path) -> dict | None:
 
 
 def complete(config: dict, older: dict) -> dict:
-  """Fills in the model and the pixels that the older run took from its weights."""
+  """Fills in the model and the preprocessing that the older run took from its weights."""
   taken = older['resolved']
   keys = taken.get('inferred', older['model'])
   if 'name' in config['model']:  # Only the backbone came from the weights.
@@ -63,7 +63,8 @@ def refuse_changes(config: dict, older: dict, workdir: Path) -> None:
     if pair[0] != pair[1]:
       changed[f'data.{key}'] = pair
   allowed = [*NEUTRAL, *config['resume_allow']]
-  if config['tune']['method'] != 'full':  # Frozen parameters are compared bit by bit.
+  # The source may have moved, because frozen parameters are compared bit by bit.
+  if config['tune']['method'] != 'full':
     allowed.append('weights.source')
   refused = {
     key: pair

@@ -1,4 +1,4 @@
-"""A run: from a config to a trained, evaluated, resumable model.
+"""Runs a config: trains and evaluates a model, and resumes where a run stopped.
 
 `train` is the table of contents: data, `trainer.Trainer`, checkpoints, `loop`. `step` is
 the mathematics of one step, `schema` the config.
@@ -38,12 +38,12 @@ from vit_jax.weights import pipelines
 def train(
   config: dict, workdir: str | os.PathLike, command: str | None = None
 ) -> tuple[dict, list[dict]]:
-  """Runs a config in a folder, from where the folder's last run stopped.
+  """Runs a config in a folder. If the folder holds a run, continues it.
 
   Args:
     config: nested plain dicts, see `config.load`.
-    workdir: created if missing; one run at a time. A folder, or gs://BUCKET/PATH.
-    command: the command line of the run, to be recorded.
+    workdir: a folder or gs://BUCKET/PATH, created if missing. It holds one run at a time.
+    command: the command line, which is recorded.
 
   Returns:
     (status, rows): the values of status.json, with the step and the fingerprint of the
@@ -57,7 +57,7 @@ def train(
     enter = stack.enter_context
     enter(folder.explain_errors(workdir))
     existed = files.path(workdir).exists()
-    # It is entered first: a signal that comes later does not leave an empty folder.
+    # Enter this first, so that a signal from here on does not leave an empty folder.
     stop = enter(StopSignal())
     workdir = enter(folder.lock(workdir))
     enter(folder.remove_unless_begun(workdir, existed, stop))
@@ -86,9 +86,9 @@ def train(
     initial = _read_weights(header, trainer.model, config, abstract.frozen)
     if older:
       saved.check_structure(abstract, initial)
-    # An error until here has left an older run's files as they were.
+    # Up to here, an error leaves the files of an older run as they were.
     enter(status.record_failure(workdir, saved))
-    # Again, inside of `record_failure`, which then records the error that the user sees.
+    # Enter this again, so that `record_failure` records the error that the user sees.
     enter(folder.explain_errors(workdir))
     metrics.write_json(workdir / 'config.json', config)
     params = trainer.abstract_params
@@ -116,14 +116,14 @@ def train(
 def _complete(
   config: dict, older: dict | None
 ) -> tuple[dict, weights.Header | None, list[str]]:
-  """Fills in the model and the pixels that a config leaves to its weights.
+  """Fills in the model and the preprocessing that a config takes from its weights.
 
   Args:
-    older: the config of the run that this one resumes. It has the model and the pixels that
-      were taken from the weights, so these need not exist any more.
+    older: the config of the run that is resumed. It already has the model and the
+      preprocessing of the weights, so the files of weights need not exist any more.
 
   Returns:
-    (config, header of the weights that a new run starts from, lines on the pixels).
+    (config, header of the weights that a new run starts from, lines on the preprocessing).
   """
   if older:
     return resume.complete(config, older), None, []
@@ -170,13 +170,13 @@ def _check_files(workdir: Path) -> None:
 
 
 def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
-  """Returns the training batches, the same for all processes."""
+  """Opens the training data, and checks that it is the same for all processes."""
   section = config['data']
   divisor = sharding.batch_divisor(mesh) * config['optim'].get('accum', 1)
   if section['batch_size'] % divisor:
     raise UserError(
-      f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}: '
-      'mesh data x fsdp x optim.accum.'
+      f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}, '
+      'the product of mesh.data, mesh.fsdp and optim.accum.'
     )
   data = pipeline.TrainBatches(
     **{'num_classes': config['model'].get('num_classes'), **section},
@@ -233,7 +233,7 @@ def _print_data(data: pipeline.Batches, evals: dict, notes: list[str]) -> None:
 
 
 def _open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
-  """Returns the checkpoints of a run's folder, which `config.checkpoint` describes."""
+  """Opens the checkpoints of a run's folder with the options of `config.checkpoint`."""
   section, options = config['checkpoint'], {}
   if best := section.get('best'):
     options['larger_is_better'] = metrics.larger_is_better(best, config['evals'])

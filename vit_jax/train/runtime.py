@@ -12,15 +12,17 @@ from vit_jax import files, machine, sharding
 from vit_jax.errors import OutOfMemory
 from vit_jax.train.workdir import LocalFolder
 
-# On CPUs XLA leaves matrix products to YNNPACK by default. Eigen is up to 1.35 times as fast
+# By default, XLA leaves matrix products on CPUs to YNNPACK. Eigen is up to 1.35 times as fast
 # at the shapes of a ViT (benchmarks/NOTES.md). This option leaves only reductions to YNNPACK.
 _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_REDUCE'}
 # Number of steps that the host may run ahead of the device: enough to keep it busy, and few
 # enough to notice a sequence of bad steps at once.
 MAX_IN_FLIGHT = 2
-# A profile begins and ends this many steps after the first, when all is compiled and warm.
+# A profile begins before one of these steps and ends before the other, counted from the start
+# of the process: by then everything is compiled and warm.
 PROFILED = (3, 8)
-# Operations per second in bfloat16 products, by the vendors. A device of v2 and v3 is a core.
+# Peak operations per second in bfloat16, as the vendors state them. On TPU v2 and v3, a JAX
+# device is one core.
 PEAKS = {
   'TPU v2': 22.5e12,
   'TPU v3': 61.5e12,
@@ -46,7 +48,7 @@ def options() -> dict[str, str]:
 
 
 def enable_compilation_cache() -> None:
-  """Enables JAX's compilation cache below `files.cache_dir()`, unless its variable is set.
+  """Enables JAX's compilation cache below `files.cache_dir()`, unless the user chose a folder.
 
   Every machine has its own cache, because a program for one CPU may not suit another.
   """
@@ -57,7 +59,7 @@ def enable_compilation_cache() -> None:
 
 
 def trace_step(step, abstract, spec, mesh):
-  """Traces a step: the state is donated and placed, the batch split, metrics replicated.
+  """Traces a step that donates its state, with shardings of the state, batch and metrics.
 
   Args:
     abstract: the state, see `sharding.abstract`.
@@ -81,8 +83,8 @@ def peak(device) -> float | None:
 def memory(program) -> dict[str, int]:
   """Returns the memory that a compiled program allocates on one device.
 
-  'temp_bytes' are temporaries, 'argument_bytes' the state and the batch. 'bytes' are both of
-  them and the results that do not replace an argument.
+  'temp_bytes' are temporaries, and 'argument_bytes' are the state and the batch. 'bytes' is
+  their sum, plus the results that do not replace an argument.
   """
   m = program.memory_analysis()
   held = m.argument_size_in_bytes + m.temp_size_in_bytes
@@ -122,7 +124,7 @@ def device_memory(device) -> int:
 def profiler(enabled: bool, workdir: Path):
   """Yields a function to call before each step; it profiles the steps PROFILED."""
   options = jax.profiler.ProfileOptions()
-  # Leave out calls of Python. These thousands per step would be most of the profile and cost.
+  # Do not trace Python calls: thousands per step would be most of the profile and its cost.
   options.python_tracer_level = 0
   steps = itertools.count()
   with contextlib.ExitStack() as stack:

@@ -61,7 +61,8 @@ def _check_sharding(where: str, rules, config: dict) -> None:
 
 
 def _check_evaluation(where: str, section: dict, evals: dict) -> None:
-  if section.get('type') is None:  # a misspelt key makes a new one
+  # A misspelt name of an evaluation adds a new section, which has no type.
+  if section.get('type') is None:
     name = where.rpartition('.')[2]
     others = sorted(evals.keys() - {name})
     raise UserError(
@@ -103,12 +104,14 @@ def sections(
   """The sections and keys of a config; each annotation names the code that reads it.
 
   Args:
-    model: {}: the weights tell it. weights: {}: from scratch.
-    mesh, sharding: by default all devices share the batch. Nothing else is split while
+    model, weights: without weights, the model is trained from scratch. A model without a name
+      is that of the weights.
+    mesh, sharding: by default the devices split the batch. Nothing else is split while
       mesh.fsdp is 1.
-    kernels: 'auto': the fused kernels that prove themselves on the device at hand.
+    kernels: 'auto' uses the fused kernels that are correct and faster on this device, see
+      `kernels.verify`.
     max_bad_steps: non-finite steps in a row before the run gives up.
-    resume_allow: config keys that may differ from those of the run resumed.
+    resume_allow: config keys that may differ from those of the run that is resumed.
     steps, epochs, examples: see `config.total_steps`.
   """
 
@@ -117,12 +120,12 @@ SECTIONS = inspect.signature(sections).parameters
 DEFAULTS = {
   k: p.default for k, p in SECTIONS.items() if p.default not in (p.empty, None)
 }
-# Keys of `log`, `checkpoint` and each evaluation that count steps.
+# Keys that count steps, in `log`, `checkpoint` and each evaluation.
 PERIODS = ('every', 'keep_every')
 
 
 def check(config: dict) -> dict:
-  """Checks every key of a config against the code that reads it; returns it complete.
+  """Checks every key of a config against the code that reads it; returns it with defaults.
 
   Opens nothing. A model that the weights will name is left to `check_model`.
   """
@@ -172,7 +175,7 @@ def _check_reads(where: str, type: str, task: str) -> None:
 def _fill_from_training(where: str, section: dict, config: dict) -> dict:
   """Fills an evaluation's section with the task's loss, unless it sets its own.
 
-  On the source of training it takes the classes of training, too.
+  If its data has the same source as training, it also takes `classes` from there.
   """
   task = config['task']
   of_task = tasks.TASKS.signature(task['name']).parameters

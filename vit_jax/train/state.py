@@ -14,7 +14,7 @@ TRAIN_ALL = (('.*', True),)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class State:
-  """All that changes in a run; with the config it is the run."""
+  """Everything that changes in a run. With the config, it determines how the run goes on."""
 
   # int32, number of consumed batches, including skipped ones.
   step: jax.Array
@@ -24,11 +24,11 @@ class State:
   frozen: dict
   # float32, running statistics of batch norms; {} if there are none.
   batch_stats: dict
-  # Moments of `params`.
+  # State of the optimizer, such as the moments of the gradients.
   opt_state: optax.OptState
   # Average of `averaged_tree(params, batch_stats)`, see `optim.averages`.
   ema: dict | None
-  # int32: skipped, skipped_in_a_row, masked.
+  # int32 counts: skipped, skipped_in_a_row, masked.
   counters: dict[str, jax.Array]
 
   def variables(self, trained: dict | None = None) -> dict:
@@ -56,7 +56,7 @@ def averaged_tree(params: dict, stats: dict) -> dict:
 def init_state(
   task, optimizer, spec: dict, rng, initial: dict, rules=TRAIN_ALL
 ) -> State:
-  """Makes the state at step 0 for batches of `spec`; may be traced.
+  """Makes the state at step 0 for batches of `spec`. It can be traced.
 
   Args:
     initial: {name: array}, variables that replace fresh ones, see

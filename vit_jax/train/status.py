@@ -22,7 +22,7 @@ from vit_jax.version import __version__
 
 FILE, STARTS = 'status.json', 'environment.json'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
-# Number of the newest starts that environment.json keeps.
+# environment.json keeps this many starts, the newest.
 _NEWEST = 100
 
 

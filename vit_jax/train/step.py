@@ -14,9 +14,9 @@ def make_step(task, optimizer, on_device, key):
   """Returns `step(state, batch) -> (state, metrics)`, which is to be jitted.
 
   The random key of a step is `fold_in(key, state.step)`, so that a restored state continues
-  as if it had never stopped. A step whose loss or gradient is not finite is counted and
-  changes neither parameters, optimizer state, EMA nor batch statistics. Nor does a batch in
-  which every example is masked: its gradient is zero, but moments and weight decay would
+  as if it had never stopped. A step whose loss or gradient is not finite is counted, but
+  does not change parameters, optimizer state, EMA and batch statistics. Neither does a batch
+  in which every example is masked: its gradient is zero, but moments and weight decay would
   still act.
 
   Args:
@@ -50,7 +50,7 @@ def make_step(task, optimizer, on_device, key):
     good, bad = some & finite, some & ~finite
 
     # The update. `optimizer.tx` clips and applies moments, weight decay and learning rate.
-    # After a bad step the old moments are selected before anything is computed from the new
+    # After a bad step it selects the old moments before it computes anything from the new
     # ones, see `optim.optimizers`.
     rate = optimizer.rate(state.step)
     updates, opt_state = optimizer.tx.update(
@@ -88,8 +88,8 @@ def zero_masked(batch: dict) -> tuple[dict, jax.Array]:
   batch = dict(batch)
   mask = batch.pop('mask')
   for key, x in batch.items():
-    # Images may still be uint8, which `on_device` converts later. On TPUs, selecting floats
-    # would copy them to another layout before they are cut into patches.
+    # Images may still be uint8, to be converted by `on_device`. This is intended: on TPUs,
+    # selecting floats would copy them to another layout before they are cut into patches.
     if x.dtype == jnp.uint8 or jnp.issubdtype(x.dtype, jnp.floating):
       here = mask.reshape(-1, *[1] * (x.ndim - 1)) > 0
       batch[key] = jnp.where(here, x, jnp.zeros((), x.dtype))

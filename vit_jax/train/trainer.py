@@ -22,7 +22,7 @@ from vit_jax.train.step import make_step
 
 
 class Trainer:
-  """The model, task, optimizer and step of a config; holds only shapes until `init`.
+  """The model, task, optimizer and step of a config. It holds only shapes until `init`.
 
   Attributes:
     model: the Linen module that `config.model` describes.
@@ -41,7 +41,7 @@ class Trainer:
 
     Args:
       config: has the sections `model` and `optim`, and maybe `tune`, `task`, `sharding` and
-        `seed`. The number of steps is `resolved.total_steps`, or else `steps`.
+        `seed`. The number of steps is `resolved.total_steps` or, without that, `steps`.
       spec: {feature: `jax.ShapeDtypeStruct`} of a global batch.
       mesh: see `sharding.make_mesh`.
       on_device: the part of preprocessing that is left to the device, batch -> batch.

@@ -40,8 +40,8 @@ def lock(workdir) -> Iterator[Path]:
     return
   workdir = workdir.absolute()
   failure, file = None, None
-  # Before JAX is initialised there can be no second process. Asking for the process index
-  # would start the devices, which fails while another run holds them.
+  # Before JAX is initialised there is no second process. Do not ask for the process index
+  # then: that would start the devices, which fails while another run holds them.
   several = jax.distributed.is_initialized()
   if not several or jax.process_index() == 0:
     try:
@@ -183,7 +183,7 @@ def noise_to_log(workdir: Path) -> Iterator[None]:
 
 
 class LocalFolder:
-  """A folder on disk for libraries that cannot write to a bucket; it is copied there.
+  """A folder on disk for libraries that cannot write to a bucket, to which it is copied.
 
   Attributes:
     folder: `target` itself, or a temporary folder if `target` is in a bucket.
@@ -212,7 +212,7 @@ class LocalFolder:
 
 @contextlib.contextmanager
 def explain_errors(workdir) -> Iterator[None]:
-  """Raises `DiskFull` or `Unreachable` instead of system errors with that cause."""
+  """Raises `DiskFull` or `Unreachable` instead of the system error that has this cause."""
   try:
     with files.outages(workdir):
       yield
