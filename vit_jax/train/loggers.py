@@ -66,9 +66,7 @@ class TensorBoard:
 
 
 class Wandb:
-  """Writes to a run of a project; wandb itself looks up the API key, the entity and the
-  mode.
-  """
+  """Writes to a run of a project; wandb itself looks up API key, entity and mode."""
 
   def __init__(self, project: str, workdir: Path, config: dict, run: str | None):
     import wandb
