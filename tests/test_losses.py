@@ -38,12 +38,15 @@ def test_smoothing_is_that_of_the_loss(loss, amount, expected):
   np.testing.assert_allclose(losses.smooth(HOT[0], amount, loss), expected, rtol=1e-6)
 
 
-def test_a_loss_has_options(monkeypatch):
+def test_a_loss_has_options_and_returns_one_number_per_example(monkeypatch):
   scaled = lambda logits, targets, *, scale=1.0: scale * (logits * targets).sum(-1)
   scaled.smooth = losses.smooth_binary
-  monkeypatch.setattr(losses.LOSSES, 'data', losses.LOSSES.data | {'scaled': scaled})
+  table = {'scaled': scaled, 'mean': lambda logits, targets: logits.mean()}
+  monkeypatch.setattr(losses.LOSSES, 'data', losses.LOSSES.data | table)
   loss = losses.build('scaled(scale=2)', 6)
   np.testing.assert_allclose(loss(LOGITS, HOT), 2 * scaled(LOGITS, HOT))
   assert losses.smooth(HOT, 0.1, loss)[0, 0] == 0.9
+  with pytest.raises(ValueError, match=naming("'mean'", (), (2,))):
+    losses.build('mean', 6)
   with pytest.raises(UserError, match=naming("'focal'", 'sigmoid', '--import')):
     losses.build('focal', 6)

@@ -69,7 +69,7 @@ REFUSED = [
   (f'{DIGITS} --workdir=photos', ("'cat'", '--workdir')),
   (f'{DIGITS} --workdir=s3://bucket/run', ('s3://bucket/run',)),
   # A plain user meets permissions first.
-  (f'{DIGITS} --workdir=/proc/run', ('/proc/run',)),
+  (f'{DIGITS} --workdir=/proc/run', ('/proc/run', '--workdir')),
   (f'{DIGITS} --workdir=/sys/run', ('/sys/run',)),
 ]  # fmt: skip
 

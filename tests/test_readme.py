@@ -47,8 +47,6 @@ def test_examples_run(folder, block, monkeypatch, request):
     request.getfixturevalue('tuned')
   monkeypatch.chdir(folder)
   names = {}
-  # A narrow model of one block compiles in a tenth of the time.
-  block = block.replace("'S/16'", "'mu/16'")
   exec(compile(block, 'example', 'exec'), names)
   if 'features' in names:
     assert names['features'].shape == (2, 197, 16)

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import os
 import pkgutil
 import re
@@ -233,6 +234,16 @@ def test_folders_with_code_are_packages():
     assert (path.parent / '__init__.py').exists(), path.parent
 
 
+def test_every_module_imports():
+  wrong = []
+  for name in MODULES:
+    try:
+      importlib.import_module(name)
+    except Exception as error:
+      wrong.append(f'{name}: {error!r}')
+  assert not wrong, '\n'.join(wrong)
+
+
 def test_without_the_optional_packages(tmp_path):
   code = """
 import importlib
@@ -256,8 +267,7 @@ for name in sys.argv[3:]:
   blocked = ','.join([*OPTIONAL, 'ml_collections', 'orbax', 'matplotlib'])
   image = tmp_path / 'image.png'
   Image.new('RGB', (40, 50), 'red').save(image)
-  # matplotlib is the one optional package imported at the top of files: those of plots,
-  # which the tests of figures import.
+  # matplotlib is the one optional package imported at the top of files: those of plots.
   names = [name for name in MODULES if not name.startswith('vit_jax.explain.plots')]
   source = GOLDEN / 'vit_google_token.npz'
   assert ' %  ' in _run(BLOCK + code, blocked, str(source), str(image), *names)

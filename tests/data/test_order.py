@@ -118,6 +118,11 @@ def test_only_large_orders_are_scattered():
   assert type(order.shuffle(order.EXACT + 1, 0)) is order.Scattered
 
 
+def test_hosts_that_cannot_share_a_batch():
+  with pytest.raises(ValueError, match=naming('batch_size=6', 4)):
+    order.host_slice(6, 0, 4)
+
+
 SIZES = {'train': 101, 'test': 7}
 
 

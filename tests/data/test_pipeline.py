@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.support import image_folder, naming
-from tests.support.hostile_images import picture
+from tests.support.hostile_images import encode, picture
 from tests.support.image_folder import FOLDER, same, take, together
 from tests.support.run_ops import run
 from vit_jax.data import philox, pipeline, sources
@@ -41,6 +41,15 @@ def test_same_batches_for_any_parallelism_restart_and_hosts(folder, kind):
   assert np.any(other['image'] != whole[0]['image'])
 
 
+def test_images_are_those_of_the_source():
+  batches = pipeline.TrainBatches('digits', 'train', 'value_range(-1, 1)', 1437, seed=5)
+  source = sources.build('digits', 'train')
+  for epoch, batch in enumerate(take(batches.iterate(), 2)):
+    order = np.random.Generator(np.random.Philox([5, epoch])).permutation(1437)
+    np.testing.assert_array_equal(batch['image'], source.images[order])
+    np.testing.assert_array_equal(batch['label'], source.labels[order])
+
+
 @pytest.mark.parametrize('ops', ['random_crop(5)|flip_lr', 'inception_crop(8)|flip_lr'])
 def test_numbers_are_those_of_position_and_op(tmp_path, ops):
   source, images = 'digits', sources.build('digits', 'train').images
@@ -55,10 +64,10 @@ def test_numbers_are_those_of_position_and_op(tmp_path, ops):
     images = [Image.open(batches.source.name_of(i)) for i in range(7)]
   for step, batch in enumerate(take(batches.iterate(), 3)):
     epochs, offsets = np.divmod(12 * step + np.arange(12), len(images))
-    orders = [np.random.Generator(np.random.Philox([3, e])) for e in epochs]
-    order = [
-      x.permutation(len(images))[i] for x, i in zip(orders, offsets, strict=True)
-    ]
+    order = []
+    for epoch, offset in zip(epochs, offsets, strict=True):
+      permutation = np.random.Generator(np.random.Philox([3, epoch])).permutation
+      order.append(permutation(len(images))[offset])
     np.testing.assert_array_equal(batch['index'], order)
     np.testing.assert_array_equal(batch['label'], batches.source.labels[order])
     u = philox.uniforms(3, 12 * step + np.arange(12), (2, 1))
@@ -128,6 +137,19 @@ def test_evaluation_of_encoded_images_is_exact_and_in_order(folder):
   np.testing.assert_array_equal(joined['label'][:15], batches.source.labels)
   assert batches.bad_images == 0  # padding does not count as bad
   same(list(batches.iterate()), result)
+
+
+def test_orientation_is_that_of_the_folder(tmp_path):
+  image = np.zeros((20, 10, 3), np.uint8)
+  image[:10] = 200  # stored: bright at the top; upright: bright on the right
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'a' / '0.jpg').write_bytes(encode(Image.fromarray(image), 'JPEG', 6))
+  for crop in ('resize((4, 8))', 'inception_crop((4, 8), 100, 100, (2, 2))'):
+    pp = f'decode|{crop}|value_range(-1, 1)'
+    (batch,) = pipeline.EvalBatches(str(tmp_path), 'train', pp, 1).iterate()
+    columns = batch['image'][0].mean((0, 2))
+    assert columns[:3].max() < 20
+    assert columns[-3:].min() > 180
 
 
 # --- mistakes ----------------------------------------------------------------------

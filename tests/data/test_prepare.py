@@ -82,9 +82,15 @@ TARS = [
   ({'all.tar': ['cat/1.jpg', 'dog/1.jpg']}, {'train': 'cat dog'}),
   ({'all.tgz': ['./top/cat/1.jpg', './top/dog/1.jpg']}, {'train': 'cat dog'}),
   ({'cat.tar': ['1.jpg'], 'dog.tar': ['1.jpg']}, {'train': 'cat dog'}),
-  ({'train.tar': ['cat/1.jpg'], 'test.tar': ['dog/1.jpg']}, {'train': 'cat', 'test': 'dog'}),
-  ({'x.tar': ['x/val/cat/1.jpg', 'x/train/dog/1.jpg']}, {'validation': 'cat', 'train': 'dog'}),
-]  # fmt: skip
+  (
+    {'train.tar': ['cat/1.jpg'], 'val.tar': ['cat/1.jpg']},
+    {'train': 'cat', 'validation': 'cat'},
+  ),
+  (
+    {'x.tar': ['x/test/cat/1.jpg', 'x/train/dog/1.jpg']},
+    {'test': 'cat', 'train': 'dog'},
+  ),
+]
 
 
 @pytest.mark.parametrize(('tars', 'expected'), TARS)

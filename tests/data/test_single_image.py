@@ -3,6 +3,7 @@
 import io
 
 import numpy as np
+import pillow_heif
 import pytest
 from PIL import Image
 
@@ -178,7 +179,7 @@ def test_the_first_frame_of_an_animated_webp_is_the_image(tmp_path, photo, mode)
 
 
 def test_heic_is_the_same_in_training(tmp_path, photo):
-  pytest.importorskip('pillow_heif').register_heif_opener()
+  pillow_heif.register_heif_opener()
   # HEIC turns an image by a property of its own ('irot'), which the decoder applies; the
   # EXIF orientation is for information (ISO/IEC 23008-12, annex A).
   image = Image.fromarray(photo)

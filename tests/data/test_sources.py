@@ -139,6 +139,14 @@ def test_wrong_arrays(tmp_path, content, words):
     sources.build(f'arrays:{path}', 'train')
 
 
+def test_labels_out_of_range(tmp_path):
+  np.savez(tmp_path / 'a.npz', images=IMAGES, labels=np.array([0, 5, 1]))
+  source = sources.build(f'{tmp_path}/a.npz', 'train')
+  base.check_labels(source, 6)
+  with pytest.raises(ValueError, match=naming('0 to 5', 'num_classes=5', 'a.npz#1')):
+    base.check_labels(source, 5)
+
+
 def test_a_single_class_is_pointed_out(tmp_path):
   np.savez(tmp_path / 'a.npz', images=IMAGES, labels=np.zeros(3, int))
   line = sources.build(f'{tmp_path}/a.npz', 'train').describe()

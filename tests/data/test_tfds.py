@@ -77,7 +77,8 @@ def test_tfds_is_read_and_mistakes_are_reported_without_tensorflow(prepared):
     's = sources.build("tfds:cifar10", "train")\n'
     'assert len(s.read(np.arange(len(s)))) == 23\n'
     'try: pipeline.TrainBatches("digits", "train", "reszie(8)", 8)\n'
-    'except ValueError as e: assert "Did you mean" in str(e)\n'
+    'except ValueError as error: assert "Did you mean" in str(error)\n'
+    'else: raise AssertionError("a misspelt op is not refused")\n'
     'pipeline.TrainBatches("digits", "train", "value_range(-1,1)", 8)\n'
     'assert "tensorflow" not in sys.modules\n'
   )

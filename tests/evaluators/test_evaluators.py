@@ -187,6 +187,7 @@ REFUSED = [
   (DIGITS, '[[1], [2]]', {}, ('real.json', 2, 'x.npz#2')),
   (np.zeros((8, 4), bool), None, {}, ('label', 8)),
   (np.arange(20) % 16, None, {}, (16, 10, 'num_classes')),
+  (np.eye(16, dtype=bool)[np.arange(20) % 16], None, {}, (16, 10, 'num_classes')),
   (DIGITS, None, {'devices': 4, 'batch_size': 7}, ('batch_size=7', 4, 8)),
 ]
 

@@ -190,8 +190,11 @@ def test_the_rest_of_timm_is_refused_by_name():
     ),
     ('ViT-B/16', ('ViT-B/16', 'Did you mean "ViT-B_16"')),
     ('vit_b_16', ('vit_b_16', 'Did you mean "ViT-B_16"')),
-    ('vit_base_path16_224', ('Did you mean "vit_base_patch16_224"',)),
-    ('facebook/dinov2_small', ('Did you mean "facebook/dinov2-small"',)),
+    ('vit_base_path16_224', ("'vit_base_path16_224'", 'mean "vit_base_patch16_224"')),
+    (
+      'facebook/dinov2_small',
+      ('facebook/dinov2_small', 'Did you mean "facebook/dinov2-small"'),
+    ),
   ],
 )
 def test_other_names_are_refused(name, facts):

@@ -28,12 +28,12 @@ def count(model, size: tuple[int, int] = (224, 224)) -> int:
 
   Traces one block of those that are alike, and multiplies what it holds.
   """
-  kept, pattern, depths, short = 3, BETWEEN, (), {}
+  most, pattern, depths, short = 3, BETWEEN, (), {}
   if type(model).__name__ in ('ConvNeXt', 'Swin'):
-    kept, pattern = 1, ALIKE
+    most, pattern = 1, ALIKE
   for field in ('depths', 'blocks', 'stem_blocks'):
-    if depths_of := getattr(model, field, None):
-      depths, short[field] = depths_of, tuple(min(n, kept) for n in depths_of)
+    if stages := getattr(model, field, None):
+      depths, short[field] = stages, tuple(min(n, most) for n in stages)
   if hasattr(model, 'depth') and not getattr(model, 'kv_heads', None):
     short |= {'depth': 1, 'scan': False}
   total = 0
@@ -42,6 +42,6 @@ def count(model, size: tuple[int, int] = (224, 224)) -> int:
       number *= model.depth
     elif match := pattern.search(name):
       stage = int(next(filter(None, match.groups())))
-      number *= max(1, depths[stage - 1] - kept + 1)
+      number *= max(1, depths[stage - 1] - most + 1)
     total += number
   return total

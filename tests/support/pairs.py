@@ -3,17 +3,16 @@
 import shutil
 from pathlib import Path
 
-import pytest
+import sentencepiece
 
 from tests.support import GOLDEN
 
 
 def siglip(folder: Path) -> Path:
   """Writes SigLIP's golden and a vocabulary of 20 pieces into a new folder."""
-  spm = pytest.importorskip('sentencepiece')
   folder.mkdir()
   shutil.copy(GOLDEN / 'siglip_bigvision.npz', folder / 'w.npz')
-  spm.SentencePieceTrainer.train(
+  sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=iter(['a cat', 'two dogs in the snow', 'a photo of snow'] * 9),
     model_prefix=str(folder / 'spiece'),
     vocab_size=20,

@@ -5,6 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
+import sentencepiece
+import tokenizers
 
 from tests.support import naming
 from vit_jax.errors import UserError
@@ -33,8 +35,7 @@ def merges(tmp_path):
 
 @pytest.fixture
 def pieces(tmp_path):
-  spm = pytest.importorskip('sentencepiece')
-  spm.SentencePieceTrainer.train(
+  sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=iter(WORDS * 9),
     model_prefix=str(tmp_path / 'spiece'),
     vocab_size=24,
@@ -75,7 +76,6 @@ def test_merges_end_where_clip_stops_reading(tmp_path):
 
 
 def test_a_tokenizer_json_brings_its_own_cleaning_and_ends(tmp_path):
-  tokenizers = pytest.importorskip('tokenizers')
   vocab = {'a': 0, 'cat': 1, '</s>': 2, '<eos>': 3, '?': 4}
   fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, '?'))
   fast.normalizer = tokenizers.normalizers.Lowercase()

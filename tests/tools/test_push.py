@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -26,7 +27,6 @@ def run(*args):
 
 def parsed(folder):
   """The card as huggingface_hub reads it."""
-  huggingface_hub = pytest.importorskip('huggingface_hub')
   return huggingface_hub.ModelCard.load(folder / 'README.md')
 
 

@@ -41,7 +41,7 @@ def test_a_scanned_model_takes_the_same_file():
 def rule_made(model, shapes, published):
   """Returns params: leaf a/b/c is 0.05 sin(0.37 i + crc32 % 1000), scales 1 more.
 
-  Blocks are stacked, and follow the rule one by one.
+  The rule makes the leaves of each block, which are then stacked.
   """
 
   def one(name, shape):

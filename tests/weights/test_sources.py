@@ -9,6 +9,7 @@ import sys
 import urllib.parse
 import urllib.request
 
+import huggingface_hub
 import pytest
 
 import vit_jax
@@ -76,7 +77,6 @@ def test_a_name_that_is_not_of_weights(name, facts):
 
 
 def test_hub_names_go_through_the_hub_library(monkeypatch):
-  huggingface_hub = pytest.importorskip('huggingface_hub')
   call = {}
 
   def snapshot(name, revision, allow_patterns):
@@ -91,7 +91,6 @@ def test_hub_names_go_through_the_hub_library(monkeypatch):
 
 
 def test_a_hub_folder_of_pytorch_alone(monkeypatch, tmp_path):
-  huggingface_hub = pytest.importorskip('huggingface_hub')
   requests = []
 
   def snapshot(name, revision, allow_patterns):
@@ -252,7 +251,6 @@ def test_a_file_and_a_folder_come_from_a_bucket(
 
 
 def test_without_a_network_a_bucket_is_one_line_at_once(monkeypatch):
-  pytest.importorskip('gcsfs')
   monkeypatch.setattr(files, 'FIRST_ANSWER', 0.2)
   with socket.create_server(('127.0.0.1', 0)) as silent:
     port = silent.getsockname()[1]

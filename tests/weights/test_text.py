@@ -11,13 +11,9 @@ import pytest
 
 import vit_jax
 from tests.support import GOLDEN
-from tests.support.goldens import TOLD, path_of
+from tests.support.goldens import PAIRS, TOLD, compare_vit, path_of, vit_outputs
 from vit_jax.weights.image_text import ImageText
 
-GOLDENS = (
-  *('clip_hf', 'clip_old_eos_hf', 'siglip_hf', 'siglip2_naflex_hf', 'siglip_bigvision'),
-  *('clip_open_clip', 'siglip_open_clip', 'clip_openai', 'pe_core_original'),
-)
 load = functools.cache(lambda name: vit_jax.load(path_of(name), **TOLD.get(name, {})))
 
 
@@ -25,23 +21,31 @@ def unit(features):
   return features / np.linalg.norm(features, axis=1, keepdims=True)
 
 
-# The towers of images, alone, are in test_goldens.py.
-@pytest.mark.parametrize('name', GOLDENS)
-def test_towers_of_texts_and_logits_agree(name):
+@pytest.mark.parametrize('name', PAIRS)
+def test_whole_models_agree(name):
   expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
   for kind in ('image', 'text'):
     if (features := expected.get(f'{kind}_features')) is not None:
       expected[f'{kind}_embeds'] = unit(features)
   loaded = load(name)
+  if 'image_2' in expected:  # the size of the file's own grid; test_vit_hf.py has three
+    expected['image'] = expected['image_2'][None]
+    del expected['image_tokens']  # which are padded
+    for key in ('image_embeds', 'image_pooled', 'logits_per_image'):
+      expected[key] = expected[key][2:]
+  computed = vit_outputs(loaded, expected['image'], name)
+  compared = computed.keys() & expected.keys()
+  compare_vit(computed, {key: expected[key] for key in compared})
+  image = computed['image_embeds']
+  np.testing.assert_allclose(image, expected['image_embeds'], atol=1e-6)
   tower, variables = loaded.towers.text, {'params': loaded.beside['text']}
   features, out = jax.jit(tower.apply)(variables, expected['input_ids'])
   text = unit(features)
   np.testing.assert_allclose(text, expected['text_embeds'], atol=1e-6)
   if 'text_tokens' in expected:
     np.testing.assert_allclose(out['encoded'], expected['text_tokens'], atol=1e-5)
-  both = expected['image_embeds'], text
   variables = {'params': {'image': loaded.params, **loaded.beside}}
-  logits = loaded.towers.apply(variables, *both, method='logits')
+  logits = loaded.towers.apply(variables, image, text, method='logits')
   np.testing.assert_allclose(logits, expected['logits_per_image'], rtol=0, atol=1e-5)
   assert 'unused' not in loaded.report
 
@@ -66,7 +70,8 @@ def with_letters(loaded):
   return loaded
 
 
-# Three images and four texts throughout: each tower compiles once, or twice for many.
+# Every call has three images and four texts, so that each tower compiles once. Only the
+# texts of two steps compile it again.
 @pytest.fixture(scope='module', params=['clip_hf', 'siglip_bigvision'])
 def pair(request):
   return with_letters(load(request.param))

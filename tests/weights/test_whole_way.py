@@ -1,15 +1,15 @@
-"""Files of five families of today: gradients, runs, LoRA, maps, export, conversion."""
+"""Files of five families of today: fine-tuning, LoRA, kNN, maps, export, conversion."""
 
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import vit_jax
-from tests.support import GOLDEN
+from tests.support import GOLDEN, commands
 from vit_jax import cli, config, trees, weights
+from vit_jax.tools import evaluate
 from vit_jax.tools.export import __main__ as export
 from vit_jax.train import run
 from vit_jax.weights import formats
@@ -37,7 +37,7 @@ def source(request):
   return str(GOLDEN / request.param)
 
 
-def trained(source, workdir, *changes):
+def train(source, workdir, *changes):
   """Returns (the last loss, the model that a run leaves)."""
   height = weights.read(source).image_size[0]
   c = config.load(f'configs/finetune.py:weights={source},res={height},{TRAINING}')
@@ -46,46 +46,43 @@ def trained(source, workdir, *changes):
   return records[-1]['train/loss'], vit_jax.load(str(workdir))
 
 
-def changed(before, loaded) -> set[str]:
-  """Returns the names of parameters that differ, but for the head."""
-  before, after = before.flat, trees.flatten(loaded.params)
-  names = {n for n in before if n in after and not np.array_equal(before[n], after[n])}
-  return {name for name in names if not name.startswith('head/')}
+def body_of(source) -> dict:
+  """Returns {name: array} of a file's parameters, but for the head."""
+  flat = weights.read(str(source)).flat
+  return {name: x for name, x in flat.items() if not name.startswith('head/')}
 
 
-def test_every_parameter_has_a_gradient(source):
-  loaded = vit_jax.load(source, num_classes=10)
-  head, rng = loaded.params['head'], np.random.default_rng(0)
-  head['kernel'] = rng.normal(size=head['kernel'].shape).astype(np.float32)
-  images = rng.uniform(-1, 1, (2, *loaded.image_size, 3)).astype(np.float32)
-
-  def loss(params):
-    logits, _ = loaded.model.apply({'params': params}, images, train=True)
-    return jnp.sin(logits).sum()
-
-  gradients = trees.flatten(jax.jit(jax.grad(loss))(loaded.params))
-  # A key's bias changes no attention: it learns through rounding alone.
-  assert not [n for n, x in gradients.items() if not x.any() and '/key/bias' not in n]
-
-
-def test_training(tmp_path):
-  source = str(GOLDEN / 'siglip2_so400m_timm')
-  before = weights.read(source)
-  loss, loaded = trained(source, tmp_path)
+def test_training(source, tmp_path):
+  loss, loaded = train(source, tmp_path)
   assert np.isfinite(loss)
-  same = before.flat.keys() - changed(before, loaded)
-  assert not {n for n in same if not n.startswith('head/') and '/key/bias' not in n}
+  before, after = body_of(source), trees.flatten(loaded.params)
+  assert before.keys() <= after.keys()
+  same = [name for name, x in before.items() if np.array_equal(after[name], x)]
+  # Every parameter learns. A key's bias does so through rounding alone.
+  assert not [name for name in same if '/key/bias' not in name]
 
 
-def test_training_of_what_is_added(tmp_path):
-  source = str(GOLDEN / 'dinov2_reg4_swiglu_hf')
-  before = weights.read(source)
-  _, loaded = trained(source, tmp_path, *LORA)
+def test_training_of_what_is_added(source, tmp_path):
+  _, loaded = train(source, tmp_path, *LORA)
   adapted = weights.read(str(tmp_path))
-  assert not changed(before, loaded)
-  assert all(n in adapted.flat for n in before.flat if not n.startswith('head/'))
+  for name, x in body_of(source).items():
+    np.testing.assert_array_equal(adapted.flat[name], x, err_msg=name)
   assert any(np.abs(x).max() > 0.1 for x in adapted.added.values())
   assert loaded.model.untuned.num_classes == 10
+
+
+def test_nearest_neighbours(source, tmp_path, capsys):
+  size, rng = weights.read(source).image_size, np.random.default_rng(0)
+  images = rng.integers(0, 256, (12, *size, 3)).astype(np.uint8)
+  arrays = {'images': images, 'labels': np.arange(12) % 3}
+  parts = {f'{part}_{name}': x for part in 'ab' for name, x in arrays.items()}
+  np.savez(tmp_path / 'a.npz', **parts)
+  argv = [source, '--probe', 'knn', '--data', f'arrays:{tmp_path}/a.npz', '--json']
+  argv += ['--train', 'b', '--split', 'a', '--set', 'k=[1]', '--set', 'batch_size=12']
+  code, output, _ = commands.run(evaluate.main, capsys, *argv)
+  assert code == 0
+  # Both parts hold the same images: each is its own nearest neighbour.
+  assert json.loads(output)['knn_top1'] == 1
 
 
 def test_maps(source):
@@ -100,10 +97,8 @@ def test_maps(source):
     assert maps.std() > 0
 
 
-@pytest.mark.parametrize('name', ['eva02_timm', 'siglip2_so400m_timm'])
-def test_export(name, tmp_path, capsys):
+def test_export(source, tmp_path, capsys):
   # The command reads the program back and compares it with the model.
-  source = str(GOLDEN / name)
   argv = [source, str(tmp_path / 'm.stablehlo'), '--to', 'stablehlo', '--json']
   assert cli.run(export.main, [*argv, '--platforms', 'cpu']) == 0
   assert json.loads(capsys.readouterr().out)['difference'] < 1e-5
