@@ -150,13 +150,13 @@ def traces_kept():
     yield clear
 
 
-# Folders whose files take the longest; '' is tests/ itself. They are run first. If a worker
+# Folders whose files take the longest; '.' is tests/ itself. They are run first. If a worker
 # began such a file last, it would go on for minutes after all others had ended.
-LONG = ('detection', 'weights', 'models', '', 'train', 'tools')
+LONG = ('detection', 'weights', 'models', '.', 'train', 'tools')
 
 
 def pytest_collection_modifyitems(items):
   fault_table.mark(items)
   folder = lambda item: item.path.parent.relative_to(Path(__file__).parent).as_posix()
-  ranks = {name or '.': rank for rank, name in enumerate(LONG)}
+  ranks = {name: rank for rank, name in enumerate(LONG)}
   items.sort(key=lambda item: ranks.get(folder(item), len(LONG)))
