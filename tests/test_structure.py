@@ -50,7 +50,7 @@ ROOMS = {
   'weights': (195, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 45_200, 'configs': 2_200, 'tests': 32_300}
+LINES = {'vit_jax': 45_200, 'configs': 2_200, 'tests': 32_400}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.

@@ -77,12 +77,13 @@ def test_nearest_neighbours(source, tmp_path, capsys):
   arrays = {'images': images, 'labels': np.arange(12) % 3}
   parts = {f'{part}_{name}': x for part in 'ab' for name, x in arrays.items()}
   np.savez(tmp_path / 'a.npz', **parts)
-  argv = [source, '--probe', 'knn', '--data', f'arrays:{tmp_path}/a.npz', '--json']
+  data = f'arrays:{tmp_path}/a.npz'
+  argv = [source, '--probe', 'knn', '--data', data, '--json']
   argv += ['--train', 'b', '--split', 'a', '--set', 'k=[1]', '--set', 'batch_size=12']
   code, output, _ = commands.run(evaluate.main, capsys, *argv)
   assert code == 0
   # Both parts hold the same images: each is its own nearest neighbour.
-  assert json.loads(output)['knn_top1'] == 1
+  assert json.loads(output)[f'{data}_1nn'] == 1
 
 
 def test_maps(source):
