@@ -8,7 +8,7 @@ from vit_jax.version import __version__ as __version__
 
 
 def list_models(pattern: str = '*', pretrained: bool = False) -> list[str]:
-  """Lists the usual names of models and weights, `list_models('*dino*')`; many more work.
+  """Lists common names of models and weights: `list_models('*dino*')`. Others work too.
 
   `create_model` takes the names of models. `load` takes the names of weights, such as
   'b16-augreg-i21k' and 'hf:timm/vit_base_patch16_224.dino'. With `pretrained` only the names
@@ -68,7 +68,7 @@ def class_names(name: str) -> list[str]:
 
 
 def preprocess(images, loaded=None, *, pp: str | None = None):
-  """Preprocesses images for a model: float32 [B, H, W, C].
+  """Preprocesses images for a model; returns float32 [B, H, W, C].
 
   Write `preprocess(['a.jpg'], loaded)` for the result of `load`, and for a model of your own
   `preprocess(['a.jpg'], pp='decode|resize(224)|value_range(-1, 1)')`.
@@ -78,7 +78,8 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
   Args:
     images: paths, bytes, PIL images or uint8 arrays [H, W, C]; or one uint8 array
       [B, H, W, C].
-    loaded: the result of `load`. Its pipeline is used, and its image size is checked.
+    loaded: the result of `load`. Its pipeline is used; it must make images of the model's
+      size.
     pp: a pipeline to use instead.
   """
   from vit_jax.data import single_image
@@ -89,7 +90,7 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
 
 
 def attention_maps(source, images, kind: str = 'rollout', **options):
-  """Returns maps of where a model looked, float32 [B, h, w] on the grid of patches.
+  """Returns maps of where a model looked: float32 [B, h, w], one value per patch.
 
   The source is a name or path, `attention_maps('ViT-B_16.npz', ['photo.jpg'])`, or the
   result of `load`. For all arguments see `vit_jax.explain.attention_maps`.

@@ -1,4 +1,4 @@
-"""What all commands share: errors of one line, exit codes, arguments and JSON."""
+"""Shared by all commands: one-line errors, exit codes, arguments and JSON output."""
 
 import argparse
 import errno
@@ -131,7 +131,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
   when nobody reads the output any more (`inspect ... | head`).
   """
   if hasattr(sys.stdout, 'reconfigure'):
-    # Names of files may not be UTF-8.
+    # File names may have bytes that are not UTF-8. Print these as escapes.
     sys.stdout.reconfigure(errors='backslashreplace')
   # Pillow warns of odd images. Those that matter are reported as errors, with their names.
   warnings.filterwarnings('ignore', module=r'PIL\.')
@@ -167,7 +167,7 @@ def _nobody_reads() -> bool:
   try:
     file = sys.stdout.fileno()
   except OSError:
-    # Standard output is no file, as in a test or a notebook.
+    # Standard output has no file descriptor, as in a test or a notebook.
     return False
   poll = select.poll()
   poll.register(file, select.POLLOUT)

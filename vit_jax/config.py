@@ -176,7 +176,7 @@ def total_steps(config: dict, num_examples: int, batch_size: int) -> int:
     )
   ((key, value),) = durations.items()
   if key == 'steps':
-    # 1e4 is a float.
+    # A value such as 1e4 is a float.
     if isinstance(value, float) and value.is_integer():
       value = int(value)
     check('config.steps', value, Count)
@@ -217,7 +217,7 @@ def read(folder: str | Path) -> dict:
   path = files.path(folder) / 'config.json'
   try:
     with files.outages(path):
-      # Reading a pipe would wait.
+      # Reading a named pipe would block.
       if path.exists() and not path.is_file():
         raise Unreadable(f'{path} is not a file: remove it, or use another --workdir.')
       config = json.loads(path.read_bytes())

@@ -18,7 +18,10 @@ Batch = dict[str, Any]
 
 
 class Model(Protocol):
-  """A `models.base.Model`; its body has `dtype`, final norm, head and loss are float32."""
+  """A `models.base.Model`.
+
+  The body computes in the model's `dtype`; final norm, head and loss in float32.
+  """
 
   def __call__(self, images, *, train: bool = False, features: bool = True):
     """Returns (outputs, out).
@@ -28,7 +31,7 @@ class Model(Protocol):
 
     Args:
       images: [B, H, W, C] in [-1, 1].
-      features: False if the caller reads 'pre_logits' alone from `out`.
+      features: False if the caller reads only 'pre_logits' from `out`.
     """
 
 
@@ -39,7 +42,7 @@ class Task(Protocol):
   Losses and metrics are sums weighted by it, so that they add up over micro-batches.
   """
 
-  # The feature of the data whose classes the model has a head for; None: no head.
+  # The label feature whose classes the model's head predicts; None: the model has no head.
   CLASSES: ClassVar[str | None]
   # The kind of outputs that the model must have, see `models.base.Family`.
   OUTPUTS: ClassVar[Literal['classes', 'maps', 'pixels', 'boxes', 'regions']]
@@ -51,7 +54,7 @@ class Task(Protocol):
     """Takes a model and the spec of its batches, {feature: ShapeDtypeStruct}."""
 
   def init(self, rng, spec: dict) -> Variables:
-    """Returns new variables."""
+    """Initialises the variables of the model and of the task."""
 
   def prepare(self, batch: Batch, rng) -> Batch:
     """Changes a whole batch, such as by mixup, before it is cut into micro-batches."""
@@ -75,11 +78,11 @@ class Evaluator(Protocol):
   a third argument `model`, the classes of the model.
   """
 
-  # {regex of the names of numbers: `evaluators.base.Metric`}.
+  # {regex of metric names: their `evaluators.base.Metric`}.
   METRICS: ClassVar[dict[str, Any]]
 
   def __init__(self, mesh, check_stop: Callable[[], None], **options):
     """Opens the data. `check_stop` is called before every batch, and may raise to stop."""
 
   def run(self, predict: Callable, variables: Variables) -> dict[str, float]:
-    """Returns {name: number}; `predict(variables, batch)` is the task's, without jit."""
+    """Returns {metric: number}; `predict(variables, batch)` is the task's, not jitted."""

@@ -49,8 +49,9 @@ class Checkpoints(Storage):
   Args:
     directory: a folder on a local or mounted file system, or gs://BUCKET/PATH. It is made
       at the first save.
-    every: steps between two saves. The caller decides when to save, and reads it here.
-    keep_latest: number of newest steps to keep. With 2 or more there is one to fall back to.
+    every: steps between two saves. It is only stored here: the caller decides when to save.
+    keep_latest: number of newest steps to keep. With 2 or more, an older one remains if the
+      newest is damaged.
     keep_every: steps that are multiples of this number are kept for good; None: no such
       steps.
     best: name of a metric. The step where it was best is kept. A step that was saved
@@ -76,7 +77,7 @@ class Checkpoints(Storage):
     super().__init__(path, keep_latest, keep_every, self._best)
     self.every, self.best = every, best
     self._sign = 1 if larger_is_better else -1
-    # {step: score}, where larger is better; None until they are read.
+    # {step: score}, where larger is better; None until the metrics are read.
     self._scores: dict[int, float] | None = None
 
   def latest(self) -> int | None:
@@ -88,7 +89,7 @@ class Checkpoints(Storage):
     return self._best(self.steps())
 
   def _best(self, steps: Sequence[int]) -> int | None:
-    """Returns the step of `steps` with the best finite metric; of ties the last."""
+    """Returns the step of `steps` with the best finite metric; of equal ones, the last."""
     if self._scores is None:
       # Read the metrics of the steps that were saved before the run was resumed.
       self._scores = {}
@@ -106,7 +107,7 @@ class Checkpoints(Storage):
   # -- saving -----------------------------------------------------------------------
 
   def save(self, state, meta: dict, metrics: dict | None = None) -> bool:
-    """Starts saving `state` and returns; its buffers may be donated at once.
+    """Starts to save `state` and returns; its buffers may be donated at once.
 
     Blocks until `state` is computed, fingerprinted and copied to the host, and the
     previous save is complete. Evaluate first: a saved step's metrics never change.
@@ -174,7 +175,7 @@ class Checkpoints(Storage):
     Args:
       abstract: the state, whose leaves are `jax.ShapeDtypeStruct` with the shardings to
         restore to. The mesh need not be the one that saved.
-      frozen: {name: array} of the parameters in `abstract.frozen`, and maybe others.
+      frozen: {name: array} of the parameters in `abstract.frozen`; it may hold more.
 
     Returns:
       `(state, meta)`, or None if no step was ever completed here.
@@ -205,7 +206,7 @@ class Checkpoints(Storage):
     """
     bound = math.inf
     while (bound := self._newest_below(bound)) >= 0:
-      # `restore` reports damage.
+      # A damaged step is skipped here, because `restore` reports it.
       with contextlib.suppress(Damaged):
         body, named = self.manifest(bound), _flatten_items(_items(abstract))
         self._check_leaves(body, body['leaves'], named)
@@ -229,7 +230,7 @@ class Checkpoints(Storage):
         `jax.ShapeDtypeStruct`, see `restore`. A leaf without sharding goes to one device.
         If the parameters that `list_frozen()` names are left out, only the trained ones are
         returned.
-      frozen: {name: array} of the parameters that `list_frozen()` names, and maybe others.
+      frozen: {name: array} of the parameters that `list_frozen()` names; it may hold more.
       ema: whether to return the averaged parameters instead of the last ones.
       step: a step, 'best' (see `best`), or None for the newest step that is not damaged.
 
@@ -242,7 +243,7 @@ class Checkpoints(Storage):
     stats = {trees.STATS: x} if (x := abstract.get(trees.STATS)) else {}
     items = {item: abstract['params'], **stats}
     if ema:
-      # The EMA averages the statistics too.
+      # The EMA averages the batch statistics too, so they are part of its item.
       items = {item: abstract['params'] | stats}
     items, body, damaged = self._load(items, frozen or {}, self._find(step))
     for bad, why in damaged.items():
@@ -342,9 +343,9 @@ class Checkpoints(Storage):
 
     Args:
       items: {item: tree of `jax.ShapeDtypeStruct`}. If there is no item 'train', the first
-        item is a tree of parameters, and the result has the item 'frozen' with those that
-        the run did not train.
-      frozen: {name: array} of the parameters that the run did not train, and maybe others.
+        item is a tree of all parameters. The result then has an item 'frozen' with the
+        parameters that the run did not train.
+      frozen: {name: array} of the parameters that the run did not train; it may hold more.
 
     Raises:
       Damaged: if the arrays differ from those that were saved.
@@ -355,7 +356,7 @@ class Checkpoints(Storage):
       body = self.manifest(step)
     leaves = body['leaves']
     if 'train' not in items:
-      # The items are not a state but its parameters, of which some may be frozen.
+      # `items` has all parameters of a model, some of which may be frozen in the run.
       item = next(iter(items))
       names = '|'.join(map(re.escape, _strip_frozen(leaves)))
       untrained, trained = trees.partition(items[item], [(names, True), ('.*', False)])
@@ -435,7 +436,7 @@ def _add_shardings(named: dict) -> dict:
 
 
 def _strip_frozen(leaves) -> list[str]:
-  """Returns the frozen ones of some leaves, by their names in the model."""
+  """Selects the frozen leaves, and returns their names without the prefix."""
   return [name.removeprefix(FROZEN) for name in leaves if name.startswith(FROZEN)]
 
 
@@ -446,6 +447,7 @@ def _and_more(names: list[str], shown: int = 1) -> str:
 
 
 def _sha256(body) -> str:
-  # Go through JSON once before, so that tuples become lists and keys strings, as when read.
+  # Convert to JSON and back: that turns tuples into lists and keys into strings, as in a
+  # manifest that was read.
   body = json.loads(json.dumps(body))
   return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Fingerprints: a number for the bits of an array, the same on any mesh."""
+"""Fingerprints: one number for all bits of an array, the same on any mesh."""
 
 import hashlib
 import json
@@ -22,15 +22,15 @@ def fingerprints(tree) -> dict[str, int]:
   shape, and nothing is gathered.
 
   Args:
-    tree: arrays of any real, integer or boolean dtype of 8 to 64 bits. Elements of 8 and 16
-      bits count as one word, of 64 bits as two. The index is taken mod 2^32, so that words
-      exactly 2^32 apart could be swapped unseen.
+    tree: arrays of any real, integer or boolean dtype of 8 to 64 bits. An element of 8 or
+      16 bits counts as one word, and one of 64 bits as two. The index is taken mod 2^32, so
+      swapping two words exactly 2^32 apart would go unnoticed.
   """
   return survey(trees.flatten(tree))[0]
 
 
 def digest(prints: dict[str, int]) -> str:
-  """Returns the sha256 (hexadecimal) of fingerprints, one name for a whole state."""
+  """Returns the sha256 (hexadecimal) of all fingerprints; it identifies a whole state."""
   return hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
 
 

@@ -20,7 +20,8 @@ from orbax.checkpoint import checkpoint_managers as policies
 from vit_jax import distributed, files
 from vit_jax.errors import DiskFull, RunError, UserError, disk_is_full
 
-# The last object of a complete step in a bucket (orbax, path/atomicity_types.py).
+# Orbax writes this object last: a step in a bucket is complete if it exists (orbax,
+# path/atomicity_types.py).
 _COMMIT = 'commit_success.txt'
 
 
@@ -29,7 +30,7 @@ class Damaged(Exception):
 
 
 class _Manager(ocp.CheckpointManager):
-  """Orbax's manager without its polls for preemption; `train.process` polls.
+  """Orbax's manager, but it does not poll for preemption; `train.process` does.
 
   Orbax would poll with the number of the step that it saves, even from its background
   thread. A poll with an old number would move the agreed step into the past, and no process
@@ -84,7 +85,7 @@ class Storage:
       paths = list(self.directory.iterdir())
     except FileNotFoundError:
       return []
-    # Unfinished steps on disk and those set aside have a suffix.
+    # The names of unfinished steps on disk, and of steps set aside, have a suffix.
     steps = [path for path in paths if path.name.isdecimal()]
     if self._remote:
       steps = [path for path in steps if (path / _COMMIT).exists()]
@@ -144,7 +145,7 @@ class Storage:
           manager.close()
 
   def abandon(self) -> None:
-    """Gives up the current write, because Orbax may wait for a bucket for minutes."""
+    """Gives up the current write, because Orbax may wait minutes for a bucket."""
     self._manager = None
 
   @contextlib.contextmanager
@@ -187,7 +188,7 @@ class Storage:
       ):
         return dict(checkpointer.restore(path, ocp.args.Composite(**args)).items())
     except (MemoryError, jax.errors.JaxRuntimeError, RunError):
-      # Trouble of the machine or the network, not of the checkpoint.
+      # The machine or the network failed, which says nothing about the checkpoint.
       raise
     except Exception as error:
       if isinstance(error, PermissionError) or 'PERMISSION_DENIED' in str(error):

@@ -23,7 +23,7 @@ class Feature:
   Attributes:
     shape: shape of one example's array. If the first length is None, it differs between
       examples, and `pp` has to end in pad_to(NAME=LENGTH). (None, None) is a map of uint8,
-      one for every pixel of an encoded image in its upright size.
+      one value for every pixel of an encoded image in its upright size.
     dtype: a NumPy dtype.
     located: whether the values are positions, as fractions of the image's height and
       width. An op that moves pixels must then move these positions too.
@@ -47,7 +47,7 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True)
 class ImageFeature:
-  """The image that ops work on: uint8 of one shape (H, W, C), or encoded bytes (None)."""
+  """The image that ops work on: uint8 of shape (H, W, C), or bytes if the shape is None."""
 
   shape: tuple[int, int, int] | None = None
 
@@ -60,7 +60,7 @@ class LabelFeature:
 
 
 def own_classes(features: Mapping, name: str) -> list[str] | None:
-  """Returns the class names that a feature declares; None if it has the labels' classes."""
+  """Returns the class names of a feature; None if its classes are those of the labels."""
   classes = getattr(features.get(name), 'classes', None)
   return list(classes) if classes else None
 
@@ -91,7 +91,7 @@ class MultiHot:
     """Returns float32 [n, K] of n labels, each an int, some ints or None.
 
     Args:
-      weights: for each label float [k] in place of 1, or None.
+      weights: for each label None, or float [k] with the values to use in place of 1.
     """
     out = np.zeros((len(labels), *self.shape), np.float32)
     for row, label, weight in zip(out, labels, weights, strict=True):

@@ -60,8 +60,8 @@ class Batches(abc.ABC):
     num_examples: N, number of examples in the split.
     num_classes, class_names, fingerprint: see `base.Source`.
     batch_size: examples in a global batch.
-    finish_on_device: batch -> batch, inside jit: maps uint8 images to float32 in the range
-      of `pp`.
+    finish_on_device: a function of a batch, for use inside jit, that maps uint8 images to
+      float32 in the range of `pp`.
   """
 
   def __init__(
@@ -90,8 +90,8 @@ class Batches(abc.ABC):
       pp: the string pipeline, see `ops`.
       batch_size: examples in a global batch, over all hosts.
       seed: seed of the order and of the augmentation.
-      num_classes: K. If None, a run trains with the model's number of classes; otherwise
-        the source's number is taken.
+      num_classes: K; None: the source's number. If the `data` section of a training run
+        lacks it, the run passes the model's number.
       model_classes: K of the model to evaluate, used if neither `num_classes` nor the
         source gives a number.
       source_options: further arguments of the source's class.
@@ -105,7 +105,7 @@ class Batches(abc.ABC):
       workers: number of decoding threads; None: as many as help.
       host, hosts: index of this host and number of hosts; None: those of JAX.
     """
-    # First, because opening the source may take long.
+    # Check `pp` first, because opening the source may take long.
     registry.parse(pp)
     with base.opening():
       self.source = _build(source, split, source_options or {}, classes)
@@ -211,7 +211,7 @@ class EvalBatches(Batches):
     return -(-self.num_examples // self.batch_size)
 
   def iterate(self) -> Iterator[dict]:
-    """Yields this host's NumPy batches and shows the progress; otherwise as in training."""
+    """Yields this host's NumPy batches, as in training, and shows the progress."""
     text, quiet = printable(f'{self.source.name}, {self.split}'), not is_first()
     with contextlib.closing(self._iterate(0, len(self))) as batches:
       yield from terminal.progress(batches, len(self), text, 'batches', quiet)
@@ -245,7 +245,7 @@ def scale_on_device(batch: dict) -> dict:
   return op.apply.scale_on_device(batch)
 
 
-# Rules for the sections `data` of a config. The run itself passes the parameters named here.
+# Rules for the config's `data` sections. The run itself sets the parameters named here.
 check_train = Section(
   TrainBatches, ('seed', 'bad_log', 'host', 'hosts', 'model_classes')
 )

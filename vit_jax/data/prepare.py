@@ -67,7 +67,7 @@ IMAGENET21K = Kind(
     citation='Deng et al., ImageNet: A Large-Scale Hierarchical Image Database, CVPR 2009',
   ),
   place=_place_synset,
-  # As in all published results.
+  # Published results ignore the EXIF orientation of these images.
   upright=False,
 )
 
@@ -75,7 +75,7 @@ IMAGENET21K = Kind(
 def images(name: str) -> Kind:
   """Returns the kind for a user's images, SPLIT/CLASS/IMAGE, where SPLIT may be absent."""
   if not re.fullmatch('[a-z][a-z0-9_]*', name):
-    raise UserError(f"--name {name!r} is not in lower case, such as 'my_pets'.")
+    raise UserError(f"--name {name!r} is not a lower-case name such as 'my_pets'.")
   return Kind(name, {'description': f'Images of {name}.'}, _place_image, upright=True)
 
 
@@ -104,20 +104,20 @@ def builder(
   import tensorflow_datasets as tfds
 
   pieces_of: dict[str, list[Piece]] = {}
-  # `first` is {folder: its first piece}.
+  # {folder: its first piece}.
   labels, first = set(), {}
   for piece in itertools.chain.from_iterable(map(_pieces, sources)):
     names = [name for name, _ in _files(piece)]
     other = first.setdefault(piece.folder, piece)
     if other is not piece and (twice := {name for name, _ in _files(other)} & {*names}):
-      raise UserError(f'{other.path} and {piece.path} both hold {min(twice)}.')
+      raise UserError(f'{other.path} and {piece.path} both contain {min(twice)}.')
     places = [place for name in names if (place := kind.place(name, piece.label))]
     labels |= {label for *_, label in places}
     for split in {split for _, split, _ in places}:
       pieces_of.setdefault(split, []).append(piece)
   if not labels:
-    home = 'WordNet id (nXXXXXXXX)' if kind is IMAGENET21K else 'class'
-    raise UserError(f'{" ".join(sources)}: there is no image in a folder of a {home}.')
+    home = 'WordNet ids (nXXXXXXXX)' if kind is IMAGENET21K else 'classes'
+    raise UserError(f'{" ".join(sources)}: found no images in folders named by {home}.')
   make = functools.partial(_examples, kind=kind, max_side=max_side)
   broken: list[tuple[str, str]] = []
 
@@ -259,7 +259,7 @@ class Piece(NamedTuple):
   path: str
   # Prefix of the files' names, such as 'train/cat/'.
   folder: str
-  # Class of all files. If empty, the class of a file is the folder that it lies in.
+  # Class of all files. If empty, the class of each file is the name of its folder.
   label: str = ''
 
 
@@ -342,6 +342,6 @@ def _is_tar(path: str) -> bool:
 
 
 def _stem(name: str) -> str:
-  """Returns 'x/cats' for './x/cats.tar', 'x/1.jpg' for itself."""
+  """Returns 'x/cats' for './x/cats.tar', and 'x/1.jpg' unchanged."""
   name = os.path.normpath(name)
   return _TAR.fullmatch(name)['stem'] if _is_tar(name) else name

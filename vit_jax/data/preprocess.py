@@ -30,10 +30,11 @@ class Preprocess:
   Attributes:
     on_host: the ops that TensorFlow runs. If the last op is `value_range`, it runs on the
       device, because uint8 pixels are a quarter of the bytes to copy there.
-    on_device: that `ops.basic.ValueRange`, or None.
+    on_device: that `value_range`, an `ops.basic.ValueRange`, or None.
     label: `ClassIndex`, `MultiHot`, or None if an image as a whole has no label.
     draws: how many random numbers each random op takes, in order.
-    inputs: {name: (shape, dtype)} of the example that the ops take; dtype None is bytes.
+    inputs: {name: (shape, dtype)} of the example that the ops take; dtype None means
+      encoded bytes.
     one_by_one: whether the ops see one example at a time, which encoded images and
       features of different lengths need; otherwise they see arrays of many examples.
   """
@@ -192,7 +193,7 @@ class Preprocess:
     for name, out in traced.items():
       if not out.shape.is_fully_defined():
         add = 'resize(size)' if name == 'image' else f'pad_to({name}=LENGTH)'
-        raise ValueError(f'leaves the {name} of different sizes {out.shape}: add {add}')
+        raise ValueError(f'leaves {name} with different sizes {out.shape}: add {add}')
     return {k: (tuple(x.shape), x.dtype.as_numpy_dtype) for k, x in traced.items()}
 
 

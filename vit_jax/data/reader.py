@@ -1,4 +1,4 @@
-"""From positions to NumPy batches, through tf.data.
+"""Makes NumPy batches of the examples at given positions, through tf.data.
 
 A chunk is a dict {name: [n, ...]} of a few examples. It holds the inputs of the ops
 (`Preprocess.inputs` and 'u') and the features that go into the batch unchanged ('label',
@@ -48,7 +48,7 @@ def _close_streams() -> None:
 
 
 class Reader:
-  """Makes a host's batches from its positions."""
+  """Makes one host's batches, given the positions of its examples in the training order."""
 
   def __init__(
     self,
@@ -110,17 +110,19 @@ class Reader:
     run = self._run_one_by_one() if one_by_one else self._run_at_once
     if one_by_one:
       dataset = dataset.prefetch(2)
-    # AutoGraph would translate the source code of every op, for most of the time before the
-    # first batch. No op has Python control flow on tensors, so it is not needed.
+    # AutoGraph would translate the source code of every op, which takes most of the time
+    # before the first batch. It is not needed, because no op has Python control flow on
+    # tensors.
     run = tf.autograph.experimental.do_not_convert(run)
     workers = self._workers or tf.data.AUTOTUNE
     dataset = dataset.map(run, workers, deterministic=True)
     dataset = dataset.rebatch(self.batch_size, drop_remainder=one_by_one)
     options = tf.data.Options()
     options.deterministic = True
-    # The thread of autotune sleeps for up to a minute at a time, and tf.data may wait for it
-    # when an iterator is closed (TensorFlow 2.21). At the end of a run the other processes
-    # would give up. Without autotune, AUTOTUNE means all threads of the pool from the start.
+    # The thread of autotune sleeps for up to a minute at a time, and tf.data may wait for
+    # it when an iterator is closed (TensorFlow 2.21). At the end of a run, the other
+    # processes would not wait that long. Without autotune, AUTOTUNE means all threads of
+    # the pool from the start.
     options.autotune.enabled = False
     if self._workers:
       options.threading.private_threadpool_size = self._workers

@@ -159,7 +159,7 @@ def _pixels(
       image = Image.open(io.BytesIO(data))
       if target:
         width, height = target[::-1] if orientation < 5 else target
-        # Affects JPEG alone.
+        # This has an effect on JPEG only.
         image.draft(None, (GAP * width, GAP * height))
       image = ImageOps.exif_transpose(image)
     except Exception as error:  # Pillow's plugins raise many types on broken files

@@ -54,7 +54,7 @@ class InceptionCrop:
     size: (h, w) of the result, or the side of a square.
     area_min, area_max: the area of the crop in percent of the image's area.
     ratio: range of width / height. The default is TensorFlow's, with which published ViTs
-      were trained; the paper's range is [3/4, 4/3].
+      were trained; the range of Inception's paper (arXiv 1409.4842) is [3/4, 4/3].
     method, antialias, rounding: see `resize`.
   """
 
@@ -80,7 +80,7 @@ class InceptionCrop:
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
       tf.stack([height, width, 3]),
       tf.zeros([1, 0, 4]),
-      # u has 24 random bits.
+      # u is a multiple of 2**-24, so this loses nothing.
       seed=tf.cast(u * 2**24, tf.int32),
       min_object_covered=0.0,
       aspect_ratio_range=self.ratio,
@@ -200,7 +200,7 @@ def random_erasing(p: Fraction = 0.25):
   Args:
     p: the share of images that get a rectangle.
   """
-  area_min, area_max = 2, 100 / 3  # Percent.
+  area_min, area_max = 2, 100 / 3  # in percent
   low, high = math.log(0.3), math.log(1 / 0.3)
 
   def one(image, u):
@@ -214,7 +214,7 @@ def random_erasing(p: Fraction = 0.25):
     h, w = side(area * stretch, H), side(area / stretch, W)
     y = tf.cast(u[3] * tf.cast(H - h + 1, tf.float32), tf.int32)
     x = tf.cast(u[4] * tf.cast(W - w + 1, tf.float32), tf.int32)
-    # u has 24 random bits.
+    # u is a multiple of 2**-24, so this loses nothing.
     seed = tf.cast(u[1:3] * 2**24, tf.int32)
     noise = tf.random.stateless_normal([h, w, image.shape[-1]], seed, stddev=0.45)
     band = image[y : y + h]

@@ -41,8 +41,10 @@ class Decode:
 
   Args:
     channels: 3 or 1.
-    precise: decode JPEG by the accurate inverse DCT, as Pillow does, not by the fast one.
-    whole: decode every pixel of a JPEG, however small the result will be; as big_vision.
+    precise: decode JPEG by the accurate inverse DCT, as Pillow does, instead of the fast
+      one.
+    whole: decode every pixel of a JPEG, however small the result will be, as big_vision
+      does.
   """
 
   def __init__(
@@ -64,7 +66,7 @@ class Decode:
       return image
     if self.channels == 3:
       return np.repeat(image, 3, axis=-1)
-    # `color.grey_of_tf`: TensorFlow's weights, x / 255 * 255.5, truncated.
+    # The same as `color.grey_of_tf`: TensorFlow computes x / 255 * 255.5, and truncates.
     total = image.astype(np.int64) @ np.array([2989, 5870, 1140])
     return (total * 511 // 5_100_000).astype(np.uint8)[..., None]
 
@@ -90,7 +92,8 @@ def resize(
   )
 
 
-# In a run that starts from weights, their resize and crop: see `weights.pipelines.fill`.
+# `weights.pipelines.fill` replaces this op by the resize and crop of the weights that a run
+# starts from.
 op('resize_as_weights', maps=('image', 'segments'), keeps_positions=True)(resize)
 
 
@@ -202,7 +205,7 @@ class ValueRange:
     self.in_lo, self.in_hi, self.clip = in_lo, in_hi, clip
 
   def scale_images(self, images, clip):
-    """Maps float32 images of any library; `clip` is that library's function."""
+    """Maps float32 images of TensorFlow, JAX or NumPy; `clip` is the library's function."""
     if self.clip:
       images = clip(images, self.in_lo, self.in_hi)
     return (images - self.in_lo) * self.scale + self.lo

@@ -36,13 +36,13 @@ def equalize(image):
   A channel in which fewer than 255 pixels are below the highest level stays as it is.
   """
   indices = _indices(image)
-  # No weights: count.
+  # Without weights, `Bincount` counts.
   none = tf.zeros([0], tf.int32)
   counts = tf.raw_ops.Bincount(
     arr=tf.reshape(indices, [-1]), size=tf.constant(768), weights=none
   )
   counts = tf.reshape(counts, [3, 256])
-  # The highest level that occurs. Pillow leaves its pixels out of the step.
+  # The highest level that occurs. Pillow computes the step without its pixels.
   levels = tf.range(256)
   last = tf.reduce_max(tf.where(counts > 0, levels, 0), 1)
   total = tf.reduce_sum(counts, 1)
@@ -59,7 +59,7 @@ def invert(image):
 
 
 def posterize(image, bits):
-  """Keeps the highest `bits`, int or int32 [] from 0 to 8, of each level."""
+  """Keeps the `bits` highest bits of each level; int or int32 [], 0 to 8."""
   cleared = tf.bitwise.left_shift(1, 8 - bits)
   return tf.bitwise.bitwise_and(image, tf.cast(256 - cleared, tf.uint8))
 
@@ -80,13 +80,13 @@ def solarize_add(image, addition):
 
 
 def grey(image):
-  """Returns int32 [H, W]: ITU-R BT.601-2 luma, rounded, as Pillow's mode L."""
+  """Returns the luma of ITU-R BT.601-2, int32 [H, W], rounded as in Pillow's mode L."""
   r, g, b = tf.unstack(tf.cast(image, tf.int32), axis=-1)
   return tf.bitwise.right_shift(19595 * r + 38470 * g + 7471 * b + 0x8000, 16)
 
 
 def grey_of_tf(image):
-  """Returns int32 [H, W]: `tf.image.rgb_to_grayscale` of uint8, in exact arithmetic.
+  """Returns `tf.image.rgb_to_grayscale` of uint8, int32 [H, W], in exact arithmetic.
 
   TensorFlow weights the channels, multiplies by 255.5 / 255 and truncates. It does so in
   float32, which differs by one level where the exact value is within 1e-4 of an integer.

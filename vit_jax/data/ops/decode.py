@@ -12,7 +12,8 @@ from vit_jax.errors import BadImage
 # First bytes of the formats that `tf.io.decode_image` reads.
 _TF_MAGIC = (b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'GIF8', b'BM', b'RIFF')
 _ORIENTATION = 0x0112
-# Major brands of HEIC files (ISO/IEC 23008-12, annex B); the last two may be AVIF too.
+# Major brands of HEIC files (ISO/IEC 23008-12, annex B). AVIF files may have the last two
+# as well.
 _HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')
 
 # A JPEG that will be made much smaller is decoded at 1/2, 1/4 or 1/8 of its size, but not
@@ -92,7 +93,8 @@ def _register_heif() -> None:
 
 
 def _is_animated_webp(data: bytes) -> bool:
-  # The flag alone counts, even with a single frame: TensorFlow does not decode these to RGB.
+  # TensorFlow does not decode an image with this flag to RGB, even if it has a single
+  # frame.
   extended = data[:4] == b'RIFF' and data[12:16] == b'VP8X' and len(data) > 20
   return extended and bool(data[20] & 0x02)
 
@@ -126,7 +128,7 @@ def decode(data, orientation, upright, channels: int, precise: bool, target=None
     data: scalar string tensor: JPEG, PNG, GIF (first frame), BMP or WebP.
     orientation: int32 scalar, EXIF 1..8.
     upright: int32 [2], height and width from `probe`.
-    precise: whether JPEG takes the accurate inverse DCT instead of the fast one.
+    precise: whether to use the accurate inverse DCT for JPEG instead of the fast one.
     target: (h, w) that the image will be resized to, or a lower bound of it. A JPEG may
       then be decoded at 1/2, 1/4 or 1/8 of its size (see `GAP`). None: at full size.
   """
@@ -149,7 +151,7 @@ def decode_and_crop(
   Args:
     box: maps (height, width) of the upright image, int32 scalars, to the (y, x, h, w) of
       the crop.
-    target: (h, w) that the crop will be resized to. For the others see `decode`.
+    target: (h, w) that the crop will be resized to. For the other arguments see `decode`.
   """
 
   def decode_window():
@@ -181,7 +183,8 @@ def _choose_ratio(at, size, target: tuple[int, int] | None):
   """Decodes at 1/1, 1/2, 1/4 or 1/8, the smallest ratio that keeps GAP times `target`.
 
   Args:
-    at: decodes at a ratio, called as at(1), at(2), at(4) or at(8).
+    at: a function that decodes at 1/ratio of the size, called as at(1), at(2), at(4) or
+      at(8).
     size: (h, w) at full size.
   """
   if target is None:

@@ -39,16 +39,16 @@ def to_levels(images, dtype, rounding: str = 'nearest', clip: bool = True):
   """Converts images computed in float32 to the dtype of the op's input.
 
   Args:
-    rounding: how to make uint8. 'truncate' clips and cuts the fraction off, as big_vision;
-      'nearest' clips and rounds half to even; 'none' leaves float32, unclipped, as
-      vision_transformer. Float images stay as computed.
-    clip: whether values may lie outside of [0, 255] and have to be clipped.
+    rounding: how to convert to uint8. 'truncate' clips and drops the fraction, as
+      big_vision does; 'nearest' clips and rounds half to even; 'none' leaves float32,
+      unclipped, as vision_transformer does. Float images stay as computed.
+    clip: whether values may lie outside of [0, 255], and so have to be clipped.
   """
   if dtype != tf.uint8:
     return tf.cast(images, dtype)
   if rounding == 'none':
     return tf.cast(images, tf.float32)
-  # Nothing was computed.
+  # Still uint8: no arithmetic was done, so there is nothing to round.
   if images.dtype == tf.uint8:
     return images
   images = tf.clip_by_value(images, 0, 255) if clip else images
@@ -74,7 +74,7 @@ def height_width(images):
 
 
 def excess(images, height, width, name):
-  """Returns int32 [2]: by how much the images exceed (height, width); raises if they do not."""
+  """Returns how much larger the images are, int32 [2]; raises if they are smaller."""
   message = f'{name}: the image is smaller than {height}x{width}'
   static = images.shape[-3:-1]
   if static.is_fully_defined() and (static[0] < height or static[1] < width):

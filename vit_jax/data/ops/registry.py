@@ -15,7 +15,7 @@ from vit_jax.check import check as check_value
 from vit_jax.check import parse_call, prefix_errors
 from vit_jax.registry import Registry
 
-# {name: factory}. `_facts` has more about the ops whose modules are imported.
+# {name: factory}. Ops whose modules are imported have an entry in `_facts` too.
 OPS = Registry(
   'op',
   {
@@ -40,14 +40,14 @@ OPS = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-  """A registered op; in a pipeline, with its arguments.
+  """A registered op. In a parsed pipeline it also has its arguments.
 
   Attributes:
     make, draws, maps, keeps_positions: see `op`. `make` is the factory of the op's
       function.
     text: the text of the op in the pipeline.
     arguments: all arguments by name, including defaults.
-    written: the names of the arguments that the text has.
+    written: the names of the arguments that the pipeline gives.
     apply: the op's function, which may have attributes `draws` and `maps` of its own.
   """
 
@@ -132,8 +132,8 @@ def op(
     draws: how many random numbers the function takes. If that depends on the arguments, the
       function has an attribute `draws`.
     maps: the features that the function changes. If there are others than the image, the
-      function is `({name: value}, u) -> {name: value}` of the features that an example has.
-      If they depend on the arguments, the function has an attribute `maps`.
+      function maps `({name: value}, u)` to {name: value}, with all features that the
+      example has. If they depend on the arguments, the function has an attribute `maps`.
     keeps_positions: whether every pixel keeps its position as a fraction of height and
       width, so that boxes stay valid without being changed.
   """

@@ -24,7 +24,8 @@ SOURCES = Registry(
     'records': 'vit_jax.data.sources.records:RecordFiles',
   },
 )
-# The text after the colon, for sources that need one. It is read as `TARGETS.data`.
+# Placeholder of the text after the colon, for sources that need one. Read it with
+# `TARGETS.data`, because the values are texts and not objects to import.
 TARGETS = Registry(
   'target of a source',
   {
@@ -106,7 +107,7 @@ def _scheme(source: str) -> tuple[str, str]:
   if scheme in SOURCES:
     if not colon and scheme not in TARGETS and os.path.isdir(source):
       raise UserError(
-        f'Source {source!r} is bundled data, and a folder here: write '
+        f'Source {source!r} is both bundled data and a folder here: write '
         f"'folder:{source}' for the folder, or rename it."
       )
     return scheme, target

@@ -15,7 +15,7 @@ from vit_jax.data.sources.base import ArraySource, Source, fingerprint
 from vit_jax.errors import UserError
 
 # A large file may decompress to at most this many times its size. Drawn images compress
-# well: dSprites (3 GB) to a hundredth.
+# well: dSprites (3 GB) shrinks to a hundredth.
 _TIMES = 200
 Side = Annotated[int, Range(1, 8000, why='64 megapixels, as `decode` takes')]
 
@@ -120,7 +120,9 @@ def _read_pair(path, file, image_key, label_key):
     )
   if labels.size and not 0 <= labels.min() <= labels.max() < INT32:
     least, most = labels.min(), labels.max()
-    raise UserError(f'arrays: {path}: {label_key} {least} to {most}: count from 0.')
+    raise UserError(
+      f'arrays: {path}: {label_key} run from {least} to {most}: count from 0.'
+    )
   if len(images) != len(labels):
     raise UserError(
       f'arrays: {path}: {len(images)} {image_key} but {len(labels)} {label_key}.'
@@ -164,7 +166,8 @@ class Synthetic(Source):
 
   def read(self, indices: np.ndarray) -> list[dict]:
     size = int(np.prod(self.image_shape))
-    # An odd factor is a bijection modulo a power of two, so that neighbours differ.
+    # Multiplying by an odd number is a bijection modulo a power of two, so neighbours
+    # differ.
     starts = self._rows[indices] * 40503 % self._POOL
     return [
       {'image': self._pool[start : start + size].reshape(self.image_shape), 'label': y}

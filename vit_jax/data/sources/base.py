@@ -95,7 +95,7 @@ class Source(abc.ABC):
     return f'{text}; {self.remarks}' if self.remarks else text
 
   def plan_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
-    """Returns the (source, order) that one of the hosts reads in training."""
+    """Returns the (source, order) that host number `host` reads in training."""
     return self, order.shuffle(len(self), seed)
 
   def plan_evaluation(self) -> tuple:
@@ -165,7 +165,10 @@ def opening() -> Iterator[None]:
 
 
 def fingerprint(parts: Iterable) -> str:
-  """Hashes parts, which are bytes or else hashed as text, to 16 hexadecimal digits."""
+  """Returns a hash of the parts as 16 hexadecimal digits.
+
+  A part that is not bytes is hashed as the text `str(part)`.
+  """
   digest = hashlib.sha256()
   for part in parts:
     data = part if isinstance(part, bytes) else str(part).encode()

@@ -63,7 +63,7 @@ class Folder(Source):
       name = splits.canonical(name)
       if name in ('validation', 'test') and [*directories] == ['train']:
         raise UserError(
-          f'{self.name} has no folder for the split {name!r}, only images to train on: take '
+          f'{self.name} has no folder for the split {name!r}, only images to train on: use '
           "the splits 'train[:90%]' and 'train[90%:]', with --config='"
           f"{self.RECIPE},train=train[:90%],val=train[90%:]'."
         )
@@ -204,7 +204,7 @@ def _class_names(directories: dict[str, str]) -> list[str]:
   every = [directories['train']] if 'train' in directories else directories.values()
   names = sorted({name for directory in every for name in folders(directory)})
   if not names:
-    raise UserError(f'folder: {" and ".join(every)} has no folder of a class.')
+    raise UserError(f'folder: {" and ".join(every)} has no class folders.')
   return names
 
 

@@ -31,8 +31,9 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
 
   Args:
     parts: the keyword arguments of `_part` for each part. `weight` is the share of the part
-      relative to the others; if no part has a weight, it is the number of its examples.
-      `label_offset` is added to its labels. For the others see `sources.build`.
+      relative to the others; if no part has a weight, the weight is the number of its
+      examples. `label_offset` is added to its labels. For the other arguments see
+      `sources.build`.
     split: the split of parts that name none.
   """
   check_parts('config.data.source', parts)
@@ -40,7 +41,8 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
   for part in parts:
     source = _part(**{'split': split, **part})
     built.append((source, part.get('label_offset', 0), 'label_offset' in part))
-    # Convert by the decimal digits, so that 0.1 is a tenth and not the float next to it.
+    # Convert the decimal digits, so that 0.1 is exactly a tenth and not the float next to
+    # it.
     weights.append(Fraction(str(part.get('weight') or 0)))
   if not all(weights) and any(weights):
     raise ValueError(
@@ -71,7 +73,7 @@ def _part(
   options: Annotated[dict | None, sources.check_options] = None,
   classes: subset.Classes = None,
 ) -> Source:
-  # The mixture itself reads these.
+  # The mixture itself uses these two.
   del weight, label_offset
   return sources.build(source, split, classes=classes, **(options or {}))
 
@@ -117,8 +119,8 @@ class Mixture(Source):
     for (source, _), features in zip(self._parts, alike, strict=True):
       if features != alike[0]:
         raise ValueError(
-          f'parts of a mixture hold the same features, but {source.name} holds '
-          f'{features} and {self._parts[0][0].name} {alike[0]}'
+          f'the parts of a mixture must have the same features, but {source.name} has '
+          f'{features}, and {self._parts[0][0].name} has {alike[0]}'
         )
     return alike[0]
 
@@ -130,7 +132,7 @@ class Mixture(Source):
         if names.setdefault(label, name) != name and not is_explicit:
           raise ValueError(
             f'{self.name}: class {label} is {names[label]!r} in one part and {name!r} in '
-            f"{source.name}. Give that part a 'label_offset' (0 to take them for one)"
+            f"{source.name}. Give that part a 'label_offset' (0 if it is the same class)"
           )
     if sorted(names) == list(range(self.num_classes or 0)):
       return [names[label] for label in range(len(names))] or None

@@ -1,5 +1,4 @@
-"""Reads records by index from ArrayRecord and TFRecord files, as one sequence of bytes.
-
+"""Reads records by index from ArrayRecord and TFRecord files. A record is bytes.
 The reader of ArrayRecord finds records by itself, even in buckets. TFRecord has no index. The
 offsets of its records are computed whenever a file is opened, by reading the length of each
 record, 8 bytes. That suits some millions of records on a local disk. Convert larger
@@ -76,21 +75,22 @@ class Records:
       with stalls.reading(path), files.outages(path):
         return list(self._get(indices))
     except RunError:
-      # Says nothing about the records.
+      # An outage, for example, says nothing about the records.
       raise
     except Exception as error:
       if files.is_url(path):
-        # ArrayRecord's errors do not tell an outage from damage, but a request does.
+        # An error of ArrayRecord may be an outage or damage; a request to the bucket tells
+        # which.
         with files.outages(path):
           files.path(path).stat()
       if len(indices) == 1:
         return [error]
-      # Read one by one, so that a bad record costs no other.
+      # Read one by one, so that one bad record does not spoil the others.
       return [self.read([i])[0] for i in indices]
 
 
 def is_array_record(path) -> bool:
-  """Whether the name of a file is that of an ArrayRecord; others are TFRecord."""
+  """Whether a file is an ArrayRecord, by its name; all others are TFRecord."""
   return re.search('array_?record', os.path.basename(path)) is not None
 
 
@@ -102,7 +102,7 @@ def count(paths: Sequence[str]) -> list[int]:
 
 
 def check_counts(pieces: Iterable, description: str) -> None:
-  """Raises DataError if a file holds another number of records than its pieces say.
+  """Raises DataError if a file does not hold as many records as its pieces say.
 
   Args:
     description: name of the file that describes the pieces, for the message.
@@ -112,7 +112,7 @@ def check_counts(pieces: Iterable, description: str) -> None:
   for (path, number), actual in zip(numbers.items(), counts, strict=True):
     if number != actual:
       raise DataError(
-        f'{path} holds {actual:,} records, and {description} beside it says {number:,}: '
+        f'{path} holds {actual:,} records, but {description} beside it says {number:,}: '
         'copy or prepare the data set again.'
       )
 
@@ -140,7 +140,7 @@ def _count_tf_records(path: str) -> int:
     raise UserError(f'{path}: {error.strerror}.') from None
 
 
-# Cached, because a run opens a file to count, to train and to evaluate.
+# Cached, because a run opens a file several times: to count, to train and to evaluate.
 @functools.cache
 def _offsets(path: str) -> np.ndarray:
   """Returns the offsets of the records of a TFRecord file, and the end: int64 [n + 1]."""

@@ -26,7 +26,7 @@ _TFDS_STEM = re.compile(r'(?:.*-)?([^-]+)\.(?:tfrecord|array_record|arrayrecord)
 _EXTENSIONS = ('.tfrecord', '.tfrecords', '.tfrec', '.array_record', '.arrayrecord')
 
 # Number of records that are searched for the keys before a run. A key that none of them has
-# is taken for misspelt.
+# is treated as a typing error.
 _FIRST = 64
 # Default of `shuffle_buffer`.
 _BUFFER = 50_000
@@ -205,7 +205,7 @@ class RecordFiles(Source):
 
 @functools.cache
 def _example():
-  # TFDS contains the compiled message, which needs no TensorFlow.
+  # TFDS contains the compiled protobuf class, which works without TensorFlow.
   from tensorflow_datasets.proto import tf_example_pb2
 
   return tf_example_pb2.Example
@@ -253,7 +253,7 @@ def find_files(target: str) -> dict[str, list[str]]:
     paths = named or [path for path in paths if path.endswith(_EXTENSIONS)]
   if not paths:
     raise UserError(
-      f'records: there is no record file {"in" if whole else "like"} {target}. Expected '
+      f'records: found no record files {"in" if whole else "like"} {target}. Expected '
       "files named '<split>-00000-of-00064.array_record' (or .tfrecord), and so on."
     )
   if not all(numbered[path] for path in paths):
@@ -302,7 +302,7 @@ def _check_complete(folder: str, split: str, shards: list[re.Match]) -> None:
   missing = sorted(set(range(count)) - {int(shard['shard']) for shard in shards})
   if missing or len(shards) != count:
     raise UserError(
-      f'records: {folder}: split {split!r} has {len(shards)} files, where '
+      f'records: {folder}: split {split!r} has {len(shards)} files, but '
       f'{shards[0][0]} says {count} (missing: {missing[:10]}): complete them, or name the '
       "files to read by a pattern: 'records:DIR/*'."
     )

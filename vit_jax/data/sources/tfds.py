@@ -19,7 +19,7 @@ from vit_jax.errors import DataError, RunError, did_you_mean, one_line
 from vit_jax.registry import Registry
 
 INFO = 'dataset_info.json'
-# Kind of examples, other than images with labels -> class of the source, see `build`.
+# Kind of examples -> class of the source, for kinds other than images with labels.
 KINDS = Registry('source of TFDS', {})
 
 _NAME = re.compile(r'(?P<name>[\w-]+)(/(?P<config>[^:/]+))?(:(?P<version>[\d.]+))?')
@@ -57,15 +57,15 @@ class Prepared:
       self.skip = dict.fromkeys(self.images, tfds.decode.SkipDecoding())
       self.sizes = {name: info.splits[name].num_examples for name in info.splits}
       for file in files.path(self._directory).glob('*.labels.txt'):
-        # For an empty file TFDS would make up numbers as class names.
+        # If the file is empty, TFDS would use numbers as class names.
         if not file.read_text(encoding='utf-8').strip():
           raise ValueError(f'{file.name} is empty')
 
   def pieces(self, ranges: Iterable[tuple[str, int, int]]) -> tuple[str, Sequence]:
-    """Returns (split expression for TFDS, the pieces of files) of ranges.
+    """Returns (TFDS's split expression, pieces of files) for some ranges.
 
     Args:
-      ranges: (split, first, end) of each.
+      ranges: (split, first, end) for each range.
     """
     if (kind := self._info.file_format.value) not in ('array_record', 'tfrecord'):
       raise ValueError(
