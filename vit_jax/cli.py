@@ -42,7 +42,7 @@ def exit_on_interrupt() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-  """Parses a command's arguments, --import and --json; raises UserError where argparse exits."""
+  """Parses a command's arguments, --import and --json. A mistake raises UserError."""
 
   def __init__(self, *args, json: bool = True, **options):
     super().__init__(*args, **options)

@@ -12,15 +12,15 @@ from vit_jax import terminal
 from vit_jax.errors import UserError, printable
 
 AUTO = 'auto'
-# Seconds. If the first process ends, the others notice it at once; if another one ends, they
-# notice it after HEARTBEAT seconds without a sign of life. A process waits up to JOIN seconds
-# for all to start, because machines may take minutes, and up to LEAVE seconds at the end for
-# the others to finish.
+# Timeouts in seconds. If the first process ends, the others notice it at once. If another
+# one ends, they notice it after HEARTBEAT seconds without a sign of life. A process waits
+# up to JOIN seconds until all have started, because machines may take minutes. At the end
+# it waits up to LEAVE seconds for the others to finish.
 HEARTBEAT, LEAVE, JOIN = 18, 24, 300
 
 
 def start(spec: str) -> None:
-  """Joins this process to its run; to be called before anything asks for devices.
+  """Joins this process to its run. Call it before anything asks for devices.
 
   Args:
     spec: 'auto' if JAX can read the cluster from the environment (Cloud TPU, SLURM, GKE,
@@ -37,7 +37,7 @@ def start(spec: str) -> None:
       jax.distributed.initialize(**patience)
     except ValueError as error:
       raise UserError(
-        f'--distributed: no cluster is known here ({error}): name it, HOST:PORT,COUNT,INDEX.'
+        f'--distributed: found no cluster here ({error}): name it, HOST:PORT,COUNT,INDEX.'
       ) from None
     return
   address, *numbers = spec.split(',')
@@ -51,7 +51,7 @@ def start(spec: str) -> None:
 
 
 def is_first() -> bool:
-  """Whether this is the first process, which prints and writes; does not start devices."""
+  """Whether this process is the first, which prints and writes; starts no devices."""
   return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 

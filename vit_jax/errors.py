@@ -57,7 +57,7 @@ class DiskFull(RunError):
 
 
 class Stopped(RunError):
-  """Base class: the run ended for a reason outside it, and the same command resumes it."""
+  """Base class: something outside of the run ended it, and the same command resumes it."""
 
   exit_code = 75
 
@@ -129,7 +129,7 @@ def choose(noun: str, value, table, also: str = ''):
   return table[value] if isinstance(table, dict) else value
 
 
-# {usual name of a config key elsewhere, without punctuation: the key here}.
+# {a common name of a config key elsewhere, without punctuation: the key here}.
 SYNONYMS = {
   **dict.fromkeys(('learningrate', 'baselr', 'peaklr'), 'optim.lr'),
   **dict.fromkeys(('weightdecay', 'decay'), 'optim.wd'),

@@ -26,14 +26,14 @@ _SILENCE = 60
 # Seconds to wait for the first answer; gcsfs itself would try for two minutes.
 FIRST_ANSWER = 12
 
-# TensorStore and google-cloud-cpp name absl's status codes in their errors; gcsfs raises
-# its own errors and those of the packages it uses.
+# These codes and texts tell the errors apart: TensorStore and google-cloud-cpp put absl's
+# status codes into theirs; gcsfs raises its own errors and those of the packages it uses.
 _DENIED = re.compile('PERMISSION_DENIED|UNAUTHENTICATED|Forbidden')
 _REJECTED = re.compile('^Bad Request|^Bucket is requester pays')
 _OUTAGE = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|Retry policy exhausted'
 )
-# A .npz may decompress to this many bytes, whatever its own size.
+# A .npz file may decompress to this many bytes, however small it is.
 _SMALL = 256 << 20
 # Errors that libraries raise for damaged, malicious or encrypted files.
 DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, OSError)
@@ -143,14 +143,16 @@ def read_npz(path, times: int) -> tuple[dict[str, np.ndarray], bytes]:
   """
   # Open the file here, because numpy does not close a file that is not an archive.
   with reading(path), open(path, 'rb') as opened:
-    # For other files numpy would advise to unpickle them.
+    # For other files, numpy would advise the user to unpickle them.
     if not zipfile.is_zipfile(opened):
       raise ValueError('not a complete .npz')
     opened.seek(0)
     with np.load(opened) as file:
       names = [info.filename for info in file.zip.infolist()]
       if odd := [n for n in names if not n.endswith('.npy') or names.count(n) > 1]:
-        raise UserError(f'{path} is not an .npz file: {odd[0]!r} is not an array.')
+        raise UserError(
+          f'{path} is not a valid .npz file: {odd[0]!r} is not an array, or occurs twice.'
+        )
       total = sum(info.file_size for info in file.zip.infolist())
       if total > max(_SMALL, times * os.path.getsize(path)):
         raise UserError(f'{path} claims to decompress to {total:,} bytes.')
@@ -184,14 +186,14 @@ def filesystem():
       'requests_timeout',
       aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE),
     )
-  # If TensorFlow is installed, epath takes its file system for gs://, unless this variable is
-  # set before epath first looks.
+  # If TensorFlow is installed, epath uses TensorFlow's file system for gs://, unless this
+  # variable is set before epath first checks.
   os.environ['EPATH_USE_TF'] = 'false'
   with contextlib.suppress(ImportError, AttributeError):
     from etils.epath import gpath
 
     gpath._is_tf_installed.cache_clear()
-  # They log every error that they raise.
+  # These two libraries log every error that they raise.
   for name in ('gcsfs', 'fsspec'):
     logging.getLogger(name).setLevel(logging.CRITICAL)
   _check_answers(gcsfs.core._location())
@@ -214,7 +216,7 @@ def _check_answers(url: str) -> None:
     except (OSError, ValueError) as error:
       why[0] = str(getattr(error, 'reason', error))
 
-  # Ask in a thread, because without a network the name server may exceed any timeout.
+  # Ask in a thread, because without a network the name lookup may exceed any timeout.
   thread = threading.Thread(target=ask, daemon=True)
   thread.start()
   thread.join(FIRST_ANSWER)

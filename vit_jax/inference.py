@@ -15,7 +15,7 @@ from vit_jax.errors import BadImage, UserError, choose
 from vit_jax.machine import cores
 from vit_jax.weights import Loaded
 
-# The fewest threads that decode; on few cores they mostly wait for the disk.
+# The fewest threads that decode, even on few cores, because they mostly wait for the disk.
 _READERS = 4
 
 
@@ -92,7 +92,7 @@ def run(
   empty = jax.eval_shape(function, loaded.variables, example)
   rows = {name: [np.zeros((0, *x.shape[1:]), x.dtype)] for name, x in empty.items()}
   errors: list[str | None] = []
-  # By kind of dtype.
+  # {kind of dtype: the value in rows of unreadable images}, NaN for other kinds.
   blanks = {'i': -1, 'b': False}
   for part, why in stream(loaded, images, preprocess, batch_size, function):
     errors += why
@@ -118,7 +118,7 @@ def stream(
 
   Args:
     function: see `run`.
-    mesh: a mesh whose devices share each batch; the batch size is then a multiple of
+    mesh: a mesh whose devices share each batch; the batch size must be a multiple of
       `sharding.batch_divisor`. None: one device computes.
   """
   function = jax.jit(function)
@@ -134,7 +134,7 @@ def stream(
 
 
 def _ahead(items: Iterable) -> Iterator:
-  """Yields the items, each after the next one has been made."""
+  """Yields each item only after the next one has been made."""
   return (item for item, _ in itertools.pairwise(itertools.chain(items, [None])))
 
 

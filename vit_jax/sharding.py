@@ -21,11 +21,12 @@ from vit_jax.errors import UserError, choose
 
 AXES = ('data', 'fsdp', 'tensor')
 
-# Leaves that are smaller, such as biases, norms and tokens, cost more to gather than to keep.
+# Smaller leaves, such as biases, norms and tokens, are not split over fsdp: gathering them
+# would cost more than keeping them.
 FSDP_MIN_SIZE = 2**16
 
-# Megatron-style split (arXiv 1909.08053, section 3): q, k, v by heads, the output
-# projection by its heads, the MLP by its hidden dimension; nothing else.
+# Megatron-style split (arXiv 1909.08053, section 3): q, k and v by heads, the output
+# projection by its heads, the MLP by its hidden dimension. Nothing else is split.
 _TENSOR_RULES = (
   (r'.*/(query|key|value)/kernel', (None, 'tensor', None)),  # [D, M, Dh]
   (r'.*/(query|key|value)/bias', ('tensor', None)),  # [M, Dh]
@@ -38,11 +39,11 @@ _TENSOR_RULES = (
   (r'.*/(MlpBlock_\d+|mlp)/Dense_1/kernel', ('tensor', None)),  # [hidden, D]
 )
 
-# Adafactor's means of a kernel's rows and columns have other dimensions than the kernel.
+# Adafactor's means over a kernel's rows or columns have other dimensions than the kernel.
 _FACTORED = (r'.*/v_(row|col)/.*', 'fsdp')
 
-# Names for `config.sharding`. The spec 'fsdp' splits the largest free dimension that the fsdp
-# axis divides. On a mesh whose axes are 1 every preset replicates.
+# Presets for `config.sharding`. The spec 'fsdp' splits the largest free dimension that the
+# fsdp axis divides. On a mesh whose axes all have size 1, every preset replicates.
 PRESETS = {
   'replicate': (('.*', ()),),
   'fsdp': (('.*', 'fsdp'),),
@@ -63,7 +64,7 @@ _Rules = list[
 def make_mesh(
   data: _Axis = -1, fsdp: _Axis = 1, tensor: _Axis = 1, *, devices=None
 ) -> Mesh:
-  """Returns the mesh (data, fsdp, tensor); one of the sizes may be -1 for the rest.
+  """Returns the mesh (data, fsdp, tensor); a size of -1 stands for the remaining devices.
 
   All axes are `AxisType.Auto`, so that the compiler propagates shardings. (The default of
   `jax.make_mesh`, Explicit, makes them part of types, which Linen modules do not satisfy.)
@@ -77,7 +78,7 @@ def make_mesh(
   if math.prod(sizes.values()) != len(devices) or min(sizes.values()) < 1:
     raise UserError(
       f'config.mesh: {data=} x {fsdp=} x {tensor=} must be the number of devices, '
-      f'{len(devices)}; one of them may be -1, the rest.'
+      f'{len(devices)}; one size may be -1, for the remaining devices.'
     )
   return jax.make_mesh(
     tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
@@ -95,17 +96,17 @@ def replicated_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def batch_divisor(mesh: Mesh) -> int:
-  """Returns the divisor of every global batch size."""
+  """Returns the number that must divide every global batch size."""
   return mesh.shape['data'] * mesh.shape['fsdp']
 
 
 def host_of_batch(mesh: Mesh) -> dict[str, int]:
-  """Returns {'host', 'hosts'}: the index of this process's part of a batch, and their number.
+  """Returns {'host', 'hosts'}: index of this process's part of a batch, number of parts.
 
   Parts are equal, and usually numbered as the processes. Processes whose devices differ along
   the tensor axis only have the same examples. For the data they are one host.
   """
-  # One row for each device that has rows of its own.
+  # Look at a batch with one row for each part of the mesh that has rows of its own.
   rows = batch_divisor(mesh)
   parts = batch_sharding(mesh).addressable_devices_indices_map((rows,))
   bounds = {part.indices(rows)[:2] for (part,) in parts.values()}
@@ -133,7 +134,7 @@ def global_batch(local: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
 
 
 def prefetch(batches: Iterator[dict], mesh: Mesh) -> Iterator[dict]:
-  """Yields global batches from an endless iterator, and copies the next one in advance."""
+  """Yields global batches from an endless iterator; copies each next one in advance."""
   ahead = deque()
   for batch in batches:
     ahead.append(global_batch(batch, mesh))
@@ -142,7 +143,7 @@ def prefetch(batches: Iterator[dict], mesh: Mesh) -> Iterator[dict]:
 
 
 def resolve_rules(sharding) -> tuple:
-  """Returns the rules of a preset's name, or of an explicit list of (regex, spec).
+  """Returns the rules of a preset, given its name, or of an explicit list of (regex, spec).
 
   A spec is 'fsdp', or a tuple of an axis name or None for each of the trailing dimensions.
   """

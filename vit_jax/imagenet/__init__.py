@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vit_jax.errors import choose
 
-# {name: (letter in the file, number of classes)}.
+# {name: (letter that marks its classes in synsets.json, number of classes)}.
 LISTS = {
   # ILSVRC 2012.
   'imagenet1k': ('1', 1_000),
@@ -26,11 +26,11 @@ LISTS = {
   'imagenet21k': ('G', 21_843),
   # The release of autumn 2011.
   'imagenet22k': ('F', 21_841),
-  # timm's selection from that release.
+  # timm's selection from imagenet22k.
   'imagenet12k': ('T', 11_821),
   # The selection of arXiv 2104.10972 from the release of autumn 2011.
   'imagenet21k_miil': ('P', 11_221),
-  # The same for the release of winter 2021.
+  # The selection by the same method from the release of winter 2021.
   'imagenet21k_miil_winter21': ('W', 10_450),
   # Two test sets, whose classes are among those of imagenet1k: natural adversarial examples
   # (arXiv 1907.07174) and renditions (arXiv 2006.16241).
@@ -52,7 +52,7 @@ def wordnet_ids(name: str) -> list[str]:
 
 
 def class_names(name: str) -> list[str]:
-  """Returns the names of the classes of one of LISTS, their lemmas: 'tench, Tinca tinca'.
+  """Returns the class names of one of LISTS. A name is all lemmas: 'tench, Tinca tinca'.
 
   Two classes may have the same name ('crane', the bird and the machine). `wordnet_ids` tells
   them apart.

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 KERNELS = ('cudnn_attention', 'tpu_attention', 'tpu_layer_norm', 'tpu_roi_align')
 MODES = ('auto', 'xla', 'fused')  # config.kernels, see `verify.choose`
 
-# Names of intermediate results, for the policies of `jax.checkpoint`.
+# Names of intermediate results, to which the policies of `jax.checkpoint` refer.
 WEIGHTS = 'attention_weights'
 ATTENDED = 'attended'
 CONVOLVED = 'depthwise_convolved'
@@ -53,7 +53,7 @@ def collect_calls(trace: Callable[[], object]) -> list[tuple[str, Callable, tupl
 
 
 def allows(kernel: str, function: Callable, *arrays) -> bool:
-  """Whether `kernel` may compute function(*arrays); `collect_calls` notes the call."""
+  """Whether `kernel` may compute function(*arrays); `collect_calls` records the call."""
   if _planned is not None:
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
     _planned.append((kernel, function, shapes))
@@ -124,7 +124,7 @@ def split(function: Callable, inputs: tuple[PartitionSpec, ...]) -> Callable:
 
 
 def _divides(mesh, batch: int) -> bool:
-  """Whether a mesh has our axes and splits a batch of this size evenly."""
+  """Whether a mesh has the axes data, fsdp and tensor, and splits the batch evenly."""
   if not {*_EXAMPLES, 'tensor'} <= set(mesh.axis_names):
     return False
   return batch % (mesh.shape['data'] * mesh.shape['fsdp']) == 0

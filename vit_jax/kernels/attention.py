@@ -40,8 +40,8 @@ def attend(
     mask: bool, broadcastable to [B, M, N, S]; False hides a key from a query. A query
       from which all keys are hidden attends to all keys equally.
     dropout: applied to the weights [B, M, N, S].
-    on_weights: called with the weights [B, M, N, S] before dropout. Its result, unless
-      None, replaces them.
+    on_weights: a function that is called with the weights [B, M, N, S] before dropout. If
+      it returns an array, that replaces the weights.
 
   Returns:
     [B, N, M, Dh] in the dtype of `value`.
@@ -65,12 +65,13 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
   if dropout or on_weights:
     x = _average(scores, value, dropout, on_weights)
   else:
-    x = weighted_average(scores, value)  # The same result, but CPUs divide last.
+    # The same result, but faster on CPUs, which divide last.
+    x = weighted_average(scores, value)
   return x.swapaxes(1, 2)
 
 
 def _average(scores, value, dropout=None, on_weights=None):
-  """Returns softmax(scores) value: [B, M, N, S] and [B, M, S, Dh] -> [B, M, N, Dh]."""
+  """Returns softmax(scores) value, [B, M, N, Dh], of [B, M, N, S] and [B, M, S, Dh]."""
   weights = checkpoint_name(softmax(scores, value.dtype), WEIGHTS)
   if on_weights and (changed := on_weights(weights)) is not None:
     weights = changed
@@ -91,8 +92,8 @@ def _softmax_jvp(dtype, primals, tangents):
   return weights, _softmax_tangent(weights, *tangents)
 
 
-# The backward pass stores only the weights, in their own dtype. This is one function for all
-# layers, so that JAX traces it once per shape and not once per layer.
+# The backward pass stores only the weights, in their own dtype. All layers share this one
+# function, so that JAX traces it once per shape and not once per layer.
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _softmax_tangent(weights, dscores):
   wide = weights.astype(jnp.float32)
@@ -102,7 +103,7 @@ def _softmax_tangent(weights, dscores):
 
 
 class GridBias(NamedTuple):
-  """A bias for keys that form a map: one number for a key's row plus one for its column.
+  """A bias for keys that form a map: one number for the key's row plus one for its column.
 
   The last h w keys are the map, row by row, and the last n queries have the bias. Earlier
   queries and keys, such as a class token, have no bias.
@@ -140,7 +141,7 @@ def _kernel(query, key, value, bias) -> Callable | None:
       return functools.partial(tpu_attention.attend, bias=bias, plan=plan)
     return None
   head = query.shape[-1]
-  # cuDNN supports such head sizes on every GPU.
+  # cuDNN supports these head sizes on every GPU.
   supported = bias is None and head % 8 == 0 and head <= 128 and _can_write(cudnn)
   if supported and allows('cudnn_attention', attend, *arrays):
     return functools.partial(lax.platform_dependent, cuda=cudnn, default=_plain)
@@ -149,7 +150,7 @@ def _kernel(query, key, value, bias) -> Callable | None:
 
 @jax.custom_jvp
 def weighted_average(scores, value):
-  """Returns `_average(scores, value)`. If it is not differentiated, CPUs divide last.
+  """Returns `_average(scores, value)`. Without a derivative, CPUs divide by the sums last.
 
   XLA for CPUs passes a softmax and the product after it to YNNPACK, which computes the
   product in one thread. XLA itself computes the product exp(scores) value, which is then
@@ -176,7 +177,7 @@ def _pad_to_even_length(query, key, value):
   if N % 2 == 0 and S % 2 == 0:
     return _cudnn_of(query, key, value)
   even = lambda x: jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
-  # The lengths are split like the batch: each device has those of its own examples.
+  # The lengths are split like the batch: each device has the lengths of its own examples.
   full = lambda length: place(jnp.full((B, 1, 1), length, jnp.int32))[:, 0, 0]
   lengths = {'query_seq_lengths': full(N), 'key_value_seq_lengths': full(S)}
   return _cudnn_of(even(query), even(key), even(value), **lengths)[:, :N]

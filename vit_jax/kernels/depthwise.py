@@ -10,11 +10,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import CONVOLVED, choose_by_platform
 
-# For maps with fewer elements per image CPUs use XLA's convolution too. It takes less than a
-# millisecond an image then, and many shifted products would take longer to compile.
+# If an image has fewer elements than this, CPUs use XLA's convolution too. It takes less
+# than a millisecond per image, and many shifted products would take longer to compile.
 SMALL = 4096
-# Products per step of the kernel's gradient. A larger number takes longer to compile. With a
-# smaller number the sum is written to memory more often.
+# Number of products per step of the kernel's gradient. More take longer to compile; with
+# fewer, the sum is written to memory more often.
 BLOCK = 28
 
 
@@ -77,10 +77,10 @@ def _jvp(stride, padding, primals, tangents):
   return y, by_input(dx, kernel) + by_kernel(x, dkernel)
 
 
-# The derivatives on CPUs. Each gradient is written out, and the tangent map is defined as its
-# transpose. Reverse mode transposes that again and so computes the gradient as written. They
-# are traced once per shape, not once per layer, because tracing takes longer than XLA's
-# compilation.
+# The derivatives on CPUs. Each gradient is written out, and the tangent is defined as its
+# transpose. Reverse mode transposes the tangent again, and so computes the gradient as
+# written. These functions are traced once per shape, not once per layer, because tracing
+# takes longer than XLA's compilation.
 _traced_once = functools.partial(jax.jit, static_argnames=('stride', 'padding'))
 
 
@@ -95,7 +95,7 @@ def _tangent_by_input(dx, kernel, stride, padding):
 def _tangent_by_kernel(x, dkernel, stride, padding):
   gradient = lambda dy: _kernel_gradient(x, dy, dkernel.shape[:2], stride, padding)
   dy = jax.eval_shape(lambda: _plain(x, dkernel, stride, padding))
-  # In a `shard_map` the kernel may be replicated, while its gradient varies over devices.
+  # In a `shard_map` the kernel may be replicated, but its gradient varies over devices.
   dkernel += jnp.zeros_like(x[0, :1, :1])
   return jax.linear_transpose(gradient, dy)(dkernel)[0]
 
@@ -145,7 +145,8 @@ def _kernel_gradient(x, dy, size, stride, padding):
   )
   x = _pad(x, tuple(more))
 
-  @functools.partial(jax.checkpoint, prevent_cse=False)  # keeps no windows
+  # Stores no windows for the backward pass.
+  @functools.partial(jax.checkpoint, prevent_cse=False)
   def step(sums, block):
     dy, n = block
     at = stride * height * (n // columns), stride * width * (n % columns)
@@ -157,7 +158,7 @@ def _kernel_gradient(x, dy, size, stride, padding):
         sums += _wide(window) * _wide(dy[:, i, None, j, None])
     return sums, None
 
-  sums = jnp.zeros_like(_wide(x[:, :kh, :kw]))  # Split like x within a `shard_map`.
+  sums = jnp.zeros_like(_wide(x[:, :kh, :kw]))  # In a `shard_map`, split like x.
   sums, _ = lax.scan(step, sums, (dy, jnp.arange(rows * columns)))
   return sums.sum(0)[:, :, None].astype(x.dtype)
 

@@ -36,7 +36,8 @@ def _product(x, kernel):
 @dense.defjvp
 def _dense_jvp(primals, tangents):
   (x, kernel, bias), (dx, *dparams) = primals, tangents
-  # This product stays visible to the policies of `jax.checkpoint`.
+  # This product is outside of `choose_by_platform`, so that policies of `jax.checkpoint`
+  # see it.
   y = _plus(_product(x, kernel), bias)
   return y, _product(dx, kernel) + _by_params(x, *dparams)
 
@@ -46,7 +47,7 @@ def _flat(x, dkernel, dbias):
   return _plus(y.reshape(*x.shape[:-1], -1), dbias)
 
 
-# The tangent with respect to the parameters. Its transpose gives their gradients.
+# The tangent with respect to the parameters. Its transpose gives the parameters' gradients.
 _by_params = choose_by_platform(
   cpu=_flat, default=lambda x, dkernel, dbias: _plus(_product(x, dkernel), dbias)
 )
@@ -128,12 +129,12 @@ def _normalise_jvp(eps, primals, tangents):
   return _normalise(x, mean, rstd), _normalise_tangent(x, mean, rstd, dx)
 
 
-# The backward pass stores x in its own dtype. This is one function for all layers, so that it
-# is traced once per shape.
+# The backward pass stores x in its own dtype. All layers share this one function, so that
+# it is traced once per shape.
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _normalise_tangent(x, mean, rstd, dx):
   y, dx = _normalise(x, mean, rstd), dx.astype(jnp.float32)
-  # The derivative of the normalised vector has no component along 1 or along the vector.
+  # The result has no component along the vector of ones or along y.
   return (dx - dx.mean(-1, keepdims=True) - y * (dx * y).mean(-1, keepdims=True)) * rstd
 
 
@@ -187,7 +188,7 @@ def _weyl(shape, axis, step):
 
 
 def _mix(x):
-  """A bijection of uint32 in which every bit of x changes every bit of the result.
+  """A bijection of uint32 in which every bit of x affects every bit of the result.
 
   lowbias32 of C. Wellons, "Prospecting for hash functions", 2018.
   """

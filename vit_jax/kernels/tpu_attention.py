@@ -30,11 +30,11 @@ _SCORES = 2**21
 
 
 class Plan(NamedTuple):
-  """The division of the work."""
+  """How the work is divided into grid steps."""
 
-  head: int  # Channels of a head.
-  lanes: int  # Channels of a grid step, which holds whole heads.
-  rows: int  # Queries of a grid step.
+  head: int  # Channels per head.
+  lanes: int  # Channels per grid step, which holds whole heads.
+  rows: int  # Queries per grid step.
   vmem: int  # Bytes of on-chip memory that a kernel may use.
 
 
@@ -52,7 +52,7 @@ def plan(query: jax.Array, key: jax.Array, bias=None) -> Plan | None:
   added = sum(x.shape[-1] for x in bias or ())
   whole = math.lcm(head, LANES) // head  # Heads whose channels fill whole registers.
   groups = [n for n in range(1, heads) if heads % n == n % whole == 0] + [heads]
-  # The compiler uses the rest.
+  # The compiler needs the rest.
   vmem = pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
   fit = [
     (n * head, rows)
@@ -83,7 +83,7 @@ def _round_up(n: int, unit: int) -> int:
 
 
 def attend(query, key, value, bias, plan: Plan) -> jax.Array:
-  """Computes `kernels.attention.attend` by the kernels, under any mesh or none.
+  """Computes `kernels.attention.attend` by the Pallas kernels, under any mesh or none.
 
   It is differentiable in reverse mode only, because the derivative is a kernel too. The
   bias is a `GridBias` or None.
@@ -149,7 +149,7 @@ def _attend_bwd(plan, residuals, dout):
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-# Traced and lowered once for each shape, not for each layer.
+# Inlined, but traced and lowered only once per shape, not once per layer.
 @functools.partial(
   jax.jit, static_argnames=('kernel', 'plan', 'kinds', 'out_kinds'), inline=True
 )
@@ -172,7 +172,7 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
     'p': pl.BlockSpec((1, keys, added), lambda b, h, i: (0, 0, 0)),
   }
   out_shape = [jax.ShapeDtypeStruct(like[k].shape, like[k].dtype) for k in out_kinds]
-  # The derivative recomputes the scores.
+  # The derivative recomputes the scores, so it has more products.
   channels = 2 * width + added if forward else 5 * width + 2 * added
   carried = not forward and grid[2] > 1
   return pl.pallas_call(
@@ -182,7 +182,7 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
     out_specs=[specs[kind] for kind in out_kinds],
     out_shape=out_shape,
     scratch_shapes=[pltpu.VMEM((keys, lanes), jnp.float32)] * 2 if carried else [],
-    cost_estimate=pl.CostEstimate(  # Without padding.
+    cost_estimate=pl.CostEstimate(  # as if there were no padding
       flops=2 * batch * queries * keys * channels,
       transcendentals=batch * queries * keys * width // plan.head,
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*arrays, *out_shape)),
@@ -192,15 +192,16 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
       dimension_semantics=('parallel', 'parallel', 'arbitrary'),
       vmem_limit_bytes=plan.vmem,
     ),
-    metadata={'grid': 'x'.join(map(str, grid))},  # Read by the count of cycles.
+    # Read by the benchmark that counts cycles.
+    metadata={'grid': 'x'.join(map(str, grid))},
     name=kernel.__name__.strip('_') + '_attention',
   )(*arrays)
 
 
 def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
-  """Computes a grid step. `refs` are the factors of the bias, if any, and the result."""
+  """Computes a grid step. `refs` has the factors of the bias, if any, and the result."""
   *bias_refs, out_ref = refs
-  del queries  # Rows beyond the last query are computed and not written.
+  del queries  # Rows beyond the last query are computed but not written.
   out = _Sum(out_ref)
   for head, span in _heads(plan.head, plan.lanes):
     q, k, v = (ref[0, :, span] for ref in (q_ref, k_ref, v_ref))
@@ -232,8 +233,8 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
     k, v = (ref[0, :, span] for ref in (k_ref, v_ref))
     q *= jnp.asarray(plan.head**-0.5, q.dtype)
     q, g = _only(q, head, span), _only(g, head, span)
-    # Scores are stored as [S, N], because two of the three products with them then need
-    # no transposition.
+    # Scores are kept as [S, N], because two of the three products with them then need no
+    # transposition.
     scores = _dot(k, q, (1, 1))
     if biased:
       bias, places = _existing(bias_ref[0], queries), places_ref[0]
@@ -285,7 +286,7 @@ class _Sum:
   """The sum over heads of [rows, lanes], written to a block register by register.
 
   Attributes:
-    ref: the block, [1, rows, lanes].
+    ref: reference to the block, [1, rows, lanes].
     scale: the number by which the sum is multiplied.
     total: None, or float32 [rows, lanes], the sum of earlier blocks of queries.
   """
@@ -295,7 +296,7 @@ class _Sum:
     self._columns: dict[int, jax.Array] = {}  # Incomplete registers, by first lane.
 
   def add(self, x, head: slice, span: slice):
-    """Adds the part of a head to a span of channels.
+    """Adds the result of one head to a span of channels.
 
     `x` [rows, channels of the span] is zero on the channels of other heads.
     """
@@ -304,7 +305,7 @@ class _Sum:
       column = x[:, start - span.start : lanes.stop - span.start]
       if start in self._columns:
         column = self._columns.pop(start) + column
-      if lanes.stop > head.stop:  # The next head has channels in it, too.
+      if lanes.stop > head.stop:  # The next head has channels in this register too.
         self._columns[start] = column
         continue
       if self.scale != 1.0:

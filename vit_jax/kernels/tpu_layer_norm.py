@@ -19,13 +19,13 @@ from jax.sharding import PartitionSpec
 from vit_jax.kernels import split, tpus
 
 _LANES, _SUBLANES = 128, 8  # The shape of a vector register.
-# Maximum bytes of a grid step's arrays; every TPU has at least 16 MiB on the chip.
+# Maximum bytes of a grid step's arrays; every TPU has at least 16 MiB of on-chip memory.
 _BLOCKS = 6 * 2**20
 _LONGEST = 4096  # Maximum rows of a grid step, because the loop over them is unrolled.
 
 
 def plan(x: jax.Array) -> int | None:
-  """Returns the number of rows of a grid step for x [B, N, D], or None if XLA shall compute.
+  """Returns the number of rows of a grid step for x [B, N, D]; None leaves x to XLA.
 
   XLA computes other dtypes than bfloat16, few tokens, and channels that do not fill
   registers. It also computes if the mesh (`jax.set_mesh`) is not of TPUs, splits channels,
@@ -74,10 +74,10 @@ def _call(kernel, static, rows, arrays, vectors, sums: int = 0) -> list:
   """Runs a kernel over images and blocks of rows. Each device runs it on its own images.
 
   Args:
-    arrays: arrays [B, N, D]. The first result has this shape.
+    arrays: arrays [B, N, D]. The first result has the same shape.
     vectors: arrays [D].
-    sums: number of further results, float32 [B, 1, D], which are sums over an image's
-      blocks.
+    sums: number of further results, float32 [B, 1, D], which are sums over the blocks of an
+      image.
   """
 
   def run(*operands):
@@ -95,7 +95,7 @@ def _call(kernel, static, rows, arrays, vectors, sums: int = 0) -> list:
       out_specs=[block] + [partial] * sums,
       out_shape=out_shape,
       cost_estimate=pl.CostEstimate(
-        flops=0,  # The matrix units have none.
+        flops=0,  # No work for the matrix units.
         transcendentals=batch * tokens,
         bytes_accessed=sum(x.size * x.dtype.itemsize for x in (*operands, *out_shape)),
       ),
@@ -103,7 +103,8 @@ def _call(kernel, static, rows, arrays, vectors, sums: int = 0) -> list:
       compiler_params=pltpu.CompilerParams(
         dimension_semantics=('parallel', 'arbitrary')
       ),
-      metadata={'grid': 'x'.join(map(str, grid))},  # Read by the count of cycles.
+      # Read by the benchmark that counts cycles.
+      metadata={'grid': 'x'.join(map(str, grid))},
       name=kernel.__name__.strip('_') + '_norm',
     )(*operands)
 
@@ -137,10 +138,12 @@ def _backward(eps, tokens, x_ref, dy_ref, scale_ref, dx_ref, dscale_ref, dbias_r
   scale, (_, rows, width) = scale_ref[...], dx_ref.shape
   several = tokens > rows
   left = tokens - pl.program_id(1) * rows
-  whole, rest = [], []  # (dscale, dbias) of tiles of 8 rows, and of the last one.
+  # (dscale, dbias) of the tiles of 8 rows, and of a shorter last one.
+  whole, rest = [], []
   for tile in _tiles(rows, _SUBLANES):
     x, dy = (ref[0, tile].astype(jnp.float32) for ref in (x_ref, dy_ref))
-    if tokens % rows:  # Rows of the last block beyond the last token hold anything.
+    # Rows of the last block beyond the last token have arbitrary values.
+    if tokens % rows:
       row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
       x, dy = (jnp.where(row < left - tile.start, a, 0.0) for a in (x, dy))
     centred, rstd = _statistics(x, eps)
@@ -151,7 +154,7 @@ def _backward(eps, tokens, x_ref, dy_ref, scale_ref, dx_ref, dscale_ref, dbias_r
     else:
       rest = [s.sum(0, keepdims=True) for s in sums]
     dy = dy * scale
-    # The derivative of the normalised vector has no component along 1 or along the vector.
+    # The derivative has no component along the vector of ones or along y.
     mean = dy.sum(1, keepdims=True) * (1 / width)
     along = (dy * y).sum(1, keepdims=True) * (1 / width)
     dx_ref[0, tile] = ((dy - mean - y * along) * rstd).astype(dx_ref.dtype)

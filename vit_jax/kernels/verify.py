@@ -19,11 +19,11 @@ from vit_jax import terminal
 from vit_jax.errors import one_line
 from vit_jax.kernels import KERNELS, collect_calls, using
 
-# Largest difference, as a share of the largest value. Both programs round to bfloat16 several
-# times, and each rounding has an error of up to 2**-9.
+# Largest difference that passes, as a share of the largest value. Both programs round to
+# bfloat16 several times, and each rounding has an error of up to 2**-9.
 _CLOSE = 2**-5
 _AXES = ('data', 'fsdp', 'tensor')
-_ROUNDS, _CALLS = 5, 4  # The time of a call is that of the fastest round / _CALLS.
+_ROUNDS, _CALLS = 5, 4  # A round times _CALLS calls; the fastest round counts.
 
 
 def choose(
@@ -95,19 +95,19 @@ def _verify(kernel, function, arrays, shapes) -> dict:
   inputs = jax.tree.map(draw, arrays)
   try:
     results, row['seconds'] = _run(function, inputs, kernel)
-  except Exception as error:  # Whatever the compiler or the device raises.
+  except Exception as error:  # The compiler and the device may raise anything.
     what = f'{type(error).__name__}: {one_line(error, 200)}'
     return row | {'reason': f'does not run on {shapes}: {what}'}
   try:
     expected, row['xla_seconds'] = _run(function, inputs)
   except jax.errors.JaxRuntimeError:
-    # XLA's program does not fit into memory, but the kernel's does.
+    # The kernel is good if XLA's program does not fit into memory, but the kernel's does.
     return row | {'reason': None}
   return row | {'reason': _fault(results, expected, row, shapes)}
 
 
 def _run(function, inputs, *kernels: str):
-  """Returns (the results of the function and its gradient, seconds of a call)."""
+  """Returns (results of the function and its gradient, seconds per call)."""
 
   @jax.jit
   def program(*inputs):
@@ -126,7 +126,8 @@ def _run(function, inputs, *kernels: str):
 
 def _fault(results, expected, row, shapes) -> str | None:
   pairs = zip(*map(jax.tree.leaves, (results, expected)), strict=True)
-  worst = float(np.max([_difference(a, b) for a, b in pairs]))  # It may be NaN.
+  # It may be NaN, which fails below.
+  worst = float(np.max([_difference(a, b) for a, b in pairs]))
   if not worst <= _CLOSE:
     return f"differs from XLA's by {worst:.2g} of the largest value on {shapes}"
   if row['seconds'] > row['xla_seconds']:
