@@ -21,9 +21,10 @@ class Ablation(NamedTuple):
   """An ablation and its bundled config.
 
   Attributes:
-    cells: config -> cells. It raises ValueError for a config that does not suit it.
+    cells: a function that maps a config to cells. It raises ValueError for a config that
+      does not suit it.
     changes: changes to the bundled config.
-    beside: title of a column with the paper's numbers, and these numbers by cell.
+    beside: title of a column with the paper's numbers, and {cell: number}.
   """
 
   cells: Callable[[dict], dict[str, dict]]
@@ -56,11 +57,11 @@ def _ablation(*args, **kwargs) -> Callable:
   return register
 
 
-# Changes to configs/digits.py for short runs. They have no EMA, which would lag behind.
+# Changes to configs/digits.py for short runs. There is no EMA, because it would lag behind.
 # Position embeddings start at 1 / sqrt(width), because from 0.02 they would hardly grow.
 _SHORT = {'optim.ema': None, 'evals.test_ema': None, 'log.every': 0.25}
 _SHORT |= {'model.posemb_std': None}
-# Few-shot transfer to digits of models for 32 x 32 colour images.
+# Few-shot transfer to digits, for models of 32 x 32 colour images.
 _TRANSFER = dict(
   type='fewshot',
   datasets=dict(digits=dict(source='digits', train='train', test='test')),
@@ -74,7 +75,7 @@ def _split(config: dict) -> str:
   """Returns the training split; raises ValueError unless it is one whole split."""
   split = config['data']['split']
   if not isinstance(config['data']['source'], str) or '[' in split or '+' in split:
-    raise ValueError(f'it takes parts of one split, but data.split={split!r}')
+    raise ValueError(f'it trains on parts of one split, but data.split={split!r}')
   return split
 
 
@@ -100,7 +101,7 @@ def _fields(config: dict) -> dict:
   ),
 )
 def posemb(config: dict) -> dict[str, dict]:
-  """Compares the paper's kinds and places, and rotary and sine-cosine positions."""
+  """Compares the paper's position embeddings, rotary ones and sine-cosine ones."""
   return {
     name: {'model.posemb': kind, 'model.posemb_where': where}
     for name, (kind, where, _) in CELLS['posemb'].items()
@@ -113,7 +114,7 @@ def posemb(config: dict) -> dict[str, dict]:
   _SHORT,
 )
 def head(config: dict) -> dict[str, dict]:
-  """Compares heads. The paper's rates are 8e-4 for the class token, 3e-4 for pooling."""
+  """Compares heads. The paper trained the class token at a rate of 8e-4, pooling at 3e-4."""
   rate = config['optim']['lr']
   heads = {'token': rate, 'gap': rate, 'gap-lower-lr': rate * 3e-4 / 8e-4, 'map': rate}
   return {
@@ -156,7 +157,7 @@ def shape(config: dict) -> dict[str, dict]:
   ),
 )
 def optimizer(config: dict) -> dict[str, dict]:
-  """Compares AdamW, with the paper's settings for ResNets (Table 3), and BiT's SGD.
+  """Compares AdamW, set as in the paper for ResNets (Table 3), with BiT's SGD.
 
   The optimizer that the config has is kept as it is. On the bundled data SGD has the best
   rate of 0.03, 0.1 and 0.3, because BiT's rate, 0.03 per 256 images, is for longer runs.
@@ -176,7 +177,7 @@ def optimizer(config: dict) -> dict[str, dict]:
   return {name: {'optim': section} for name, section in sections.items()}
 
 
-# Costs as much as the ViT in the bundled config of `data_size`, within 10 per cent.
+# Costs as much as the ViT of the bundled config of `data_size`, within 10 per cent.
 RESNET = dict(name='bit', blocks=[1, 1], width=32)
 
 
@@ -272,7 +273,7 @@ def tune(config: dict) -> dict[str, dict]:
   'a ViT beside models of other families that cost as much', 'digits', _SHORT, (0, 1, 2)
 )
 def families(config: dict) -> dict[str, dict]:
-  """Compares families under the config's data, optimizer and steps, chosen for the ViT."""
+  """Compares families with the config's data, optimizer and steps, which suit the ViT."""
   vit = config['model']
   common = {key: vit[key] for key in ('num_classes', 'dtype') if key in vit}
   others = {
@@ -317,5 +318,5 @@ def resolution(config: dict) -> dict[str, dict]:
   beside=('COCO AP, ViT-B, Table 1', {k: x for k, (x, _) in CELLS['pyramid'].items()}),
 )
 def pyramid(config: dict) -> dict[str, dict]:
-  """Compares no pyramid, which has all anchors on one map, and the paper's three."""
+  """Compares the paper's three pyramids with no pyramid, where one map has all anchors."""
   return {name: cell for name, (_, cell) in CELLS['pyramid'].items()}

@@ -29,7 +29,7 @@ class Result(NamedTuple):
   recipe: str  # the config without the seed
   seed: int
   metric: str
-  value: float  # A share is in per cent.
+  value: float  # in per cent if it is a share
   num_examples: int | None  # examples of its pre-training; None: unknown
   exaflops: float | None  # cost of its pre-training; None: unknown
 
@@ -38,7 +38,8 @@ def read(folder: str, metric: str | None = None) -> Result:
   """Reads the result of a run.
 
   Args:
-    metric: such as 'test/top1'. None: config.checkpoint.best, or else the first accuracy.
+    metric: a name such as 'test/top1'. None: config.checkpoint.best if the run has it,
+      otherwise the first accuracy.
   """
   config, place = config_lib.read(folder), files.path(folder)
   rows, _ = metrics.read_rows(place / 'metrics.jsonl')
@@ -69,8 +70,8 @@ def read(folder: str, metric: str | None = None) -> Result:
 
 
 def _pretraining(folder, config: dict) -> tuple[int, float] | None:
-  """Returns (examples, exaFLOPs) of the first run in a chain; None if it began with a file."""
-  # A longer chain of runs is a circle.
+  """Returns (examples, exaFLOPs) of a chain's first run; None if it starts from a file."""
+  # A longer chain of runs must be a circle.
   step, depth = None, 9
   while source := (config.get('weights') or {}).get('source'):
     run = run_weights.find(source)

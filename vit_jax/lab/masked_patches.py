@@ -21,12 +21,13 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.nn.layers import linear_head
 
-# Of the corrupted patches, this share gets the mask embedding, and this share the embedding
-# of another patch. The rest keep theirs, as in BERT (arXiv 1810.04805, section 3.1).
+# Among the corrupted patches, the share that gets the mask embedding, and the share that
+# gets the embedding of another patch. The rest keep their own, as in BERT (arXiv
+# 1810.04805, section 3.1).
 MASKED, SWAPPED = 0.8, 0.1
 LEVELS = 8  # levels of a colour channel: 3 bits
-# Target -> number of parts along each side of a patch. The mean colour of each part is
-# predicted. None: all pixels are predicted.
+# {target: number of parts along each side of a patch}. The model predicts the mean colour
+# of each part; None: it predicts all pixels.
 TARGETS = {'mean_color': 1, 'downsized': 4, 'pixels': None}
 
 
@@ -34,11 +35,11 @@ TARGETS = {'mean_color': 1, 'downsized': 4, 'pixels': None}
 
 
 class Corruption(NamedTuple):
-  """Says how the N patches of each image are corrupted, k of them."""
+  """Which k of the N patches of each image are corrupted, and how."""
 
   positions: jax.Array  # int32 [..., k], the corrupted patches, in random order
   masked: jax.Array  # bool [..., N], patches that get the mask embedding
-  # int32 [..., N], the patch whose embedding each patch gets: mostly its own.
+  # int32 [..., N], the patch whose embedding each patch gets, in most cases its own.
   source: jax.Array
 
 
@@ -71,12 +72,12 @@ def draw_for_examples(index, k: int, patches: int) -> Corruption:
 class Predictor(nn.Module):
   """Predicts patches. It holds the parameters that the task adds: `mask` and `head`."""
 
-  outputs: int  # numbers to predict for a patch
+  outputs: int  # how many numbers to predict for a patch
 
   @nn.compact
   def __call__(self, tokens):
     """Returns predictions [B, k, outputs] float32 of encoded tokens [B, k, D]."""
-    # `corrupt` uses `mask`. It starts as large as position embeddings.
+    # The parameter `mask`, which `corrupt` uses, starts as large as position embeddings.
     self.param('mask', nn.initializers.normal(0.02), tokens.shape[-1:])
     return linear_head(tokens, self.outputs)
 
@@ -84,10 +85,10 @@ class Predictor(nn.Module):
 def corrupt(
   layer: tuple[str, ...], mask, drawn: Corruption
 ) -> contextlib.AbstractContextManager:
-  """Makes a context in which a model's patch embeddings are corrupted.
+  """Returns a context manager in which a model's patch embeddings are corrupted.
 
   Args:
-    layer: path of the layer whose output [B, h, w, D] are the patch embeddings.
+    layer: path of the layer that returns the patch embeddings [B, h, w, D].
     mask: [D], the mask embedding.
   """
 
@@ -123,7 +124,7 @@ class Target:
   Attributes:
     patch: (height, width) of a patch in pixels.
     parts: parts along each side of a patch, or None for pixels.
-    outputs: numbers to predict for a patch.
+    outputs: how many numbers to predict for a patch.
   """
 
   def __init__(self, name: str, patch: tuple[int, int], channels: int):
@@ -152,7 +153,7 @@ class Target:
     return color_code(x.reshape(B, -1, n * n, C))
 
   def measure(self, predictions, targets) -> dict:
-    """Measures predictions [..., outputs]: 'loss' [...], for colours also 'accuracy' [...].
+    """Compares predictions with targets: 'loss' [...], for colours also 'accuracy' [...].
 
     The loss of colours is cross entropy, averaged over parts; that of pixels is the mean
     squared error.
@@ -193,11 +194,11 @@ class MaskedPatches:
       model: a model without a head.
       target: 'mean_color', with 3 bits per channel, as the paper reports; 'downsized', the
         colours of the patch resized to 4 x 4 pixels; or 'pixels', by regression.
-      rate: share of each image's patches that are corrupted. Of these 80 % get the mask
-        embedding, 10 % another patch's embedding, and 10 % keep theirs.
+      rate: share of each image's patches that are corrupted. 80 % of these get the mask
+        embedding, 10 % get another patch's embedding, and 10 % keep their own.
     """
     if model.untuned is not model:
-      raise ValueError('masked_patches needs config.tune.method=full, or rules')
+      raise ValueError('masked_patches needs config.tune.method=full or rules')
     family = model.family
     fields = model.fields()
     if family.patches is None:
@@ -228,7 +229,7 @@ class MaskedPatches:
     self.added = Predictor(self.target.outputs)
 
   def init(self, rng, spec: dict) -> dict:
-    """Returns variables for batches of `spec`: the model's, and the task's under `OWN`."""
+    """Returns the variables of model and task; the task's are under the key `OWN`."""
     image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
     (_, features), variables = self.model.init_with_output(rng, image)
     if 'encoded' not in features:
@@ -243,7 +244,7 @@ class MaskedPatches:
     return batch | draw(rng, self.corrupted, shape)._asdict()
 
   def loss(self, variables, batch: dict, rng):
-    """Returns (loss, (metrics, {})) of a prepared batch, means over corrupted patches."""
+    """Returns (loss, (metrics, {})) of a prepared batch, as means over corrupted patches."""
     drawn = Corruption(*(batch[key] for key in Corruption._fields))
     measured = self._measure(
       variables['params'], batch['image'], drawn, train=True, rngs={'dropout': rng}
@@ -311,7 +312,7 @@ class Evaluation(OneSplit):
     batch = self.batches.finish_on_device(batch)
     out = predict(variables, batch)
     real = batch['mask'] > 0
-    # Not a product, because a padded row may have NaN, and 0 times NaN is NaN.
+    # Not a product: a padded row may be NaN, and 0 times NaN is NaN.
     sums = {
       name: jnp.where(real, out[f'masked_{name}'], 0).sum()
       for name in ('loss', 'accuracy')

@@ -1,4 +1,4 @@
-"""Repeats experiments of the ViT paper in miniature, and judges its claims by them.
+"""Repeats experiments of the ViT paper in miniature, and judges the paper's claims by them.
 
   vit_jax paper [--out DIR] [--only posemb,head]
 
@@ -29,10 +29,10 @@ hold the 95 % interval of the difference, for that number of test images; it ign
 randomness of training and of few-shot draws. The interval decides: one result is better if
 it lies on one side of 0, and both are equally good if it lies within 2 points. Otherwise we
 cannot tell."""
-# Largest difference of equally good results. It is below the 2.8 points that position
-# embeddings make in Table 8.
+# Results that differ by no more are equally good. It is less than the 2.8 points that
+# position embeddings are worth in Table 8.
 _SAME = 0.02
-# Ablation -> options for the cells that the claims need, if these are not all cells.
+# {ablation: options that select the cells for the claims}, if these are not all cells.
 _CELLS = {'masked': ['--cells', 'scratch,mean_color']}
 
 
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
 
 
 def judge(claim: Claim, results: runner.Results) -> tuple[str, str]:
-  """Judges a claim: (verdict, the numbers behind it)."""
+  """Judges a claim; returns (verdict, the numbers on which it is based)."""
   means, limits = [], []
   for cell in (claim.first, claim.second):
     rows = [row for row in results.rows() if row['cell'] == cell]
@@ -94,7 +94,7 @@ def judge(claim: Claim, results: runner.Results) -> tuple[str, str]:
 
 
 def difference(shares: Sequence[float], limits: Sequence) -> tuple[float, float]:
-  """Returns the interval of the difference of two shares, from the interval of each.
+  """Returns the interval of the difference of two shares, given the interval of each.
 
   This is Newcombe's method 10 (1998) for independent images. If both shares are measured on
   the same images, the interval is too wide.

@@ -14,14 +14,14 @@ class Benchmark(NamedTuple):
   title: str
   mean: str  # title of the mean of all tasks
   tasks: Mapping[str, Task | Set]
-  source: str  # a task's data is the source 'SOURCE:TASK'
+  source: str  # the source of a task's data is 'SOURCE:TASK'
   train: str  # split to train on while hyperparameters are chosen
-  val: str  # split that chooses
+  val: str  # split on which hyperparameters are chosen
   trainval: str  # split of the final training
 
   @property
   def groups(self) -> dict[str, str]:
-    """Groups of the tasks: {title of a task: title of its group, or ''}."""
+    """Returns {title of a task: title of its group, or ''}."""
     return {task.title: task.group.capitalize() for task in self.tasks.values()}
 
   def select(self, text: str) -> list[str]:
@@ -58,17 +58,18 @@ class Setting(NamedTuple):
   """A protocol's settings for one task."""
 
   resolution: int
-  # Size before a random crop, as a multiple of the resolution. None: no crops and flips.
+  # Size to which images are resized before a random crop, as a multiple of the resolution.
+  # None: no crops and no flips.
   precrop: float | None
   batch_size: int
   changes: Mapping  # changes to the config of `finetune`
-  warmup: float  # the share of the steps that are warmup
-  # {config key: values}. The validation split chooses one combination.
+  warmup: float  # share of the steps that are warmup
+  # {config key: values}. The combination that is best on the validation split is used.
   grid: Mapping[str, Sequence] = {}
   seeds: Sequence[int] = (0, 1, 2)
-  # Whether images are photographs. Then the shorter side is resized, rather than the image
-  # squashed to a square; test images are cropped to the centre; and the final training uses
-  # the training split only.
+  # Whether images are photographs. If so, the shorter side is resized, instead of squashing
+  # the image to a square; test images are cropped to the centre; and the final training
+  # uses the training split only.
   photographs: bool = False
 
 
@@ -82,7 +83,7 @@ def paper(task: Task | Set, tune: dict) -> Setting:
   fifth of the steps, as in the reference code.
   """
   optim = dict(_SGD, lr=0.01, clip=1.0, schedule=dict(decay='cosine'))
-  # configs/finetune.py has the same dtype.
+  # configs/finetune.py has the same moment_dtype.
   optim['moment_dtype'] = 'bfloat16'
   return Setting(
     resolution=384,
@@ -118,7 +119,7 @@ def bit(task: Task | Set, tune: dict) -> Setting:
   )
 
 
-# Learning rates for 256 images: SGD's for heads and prompts, AdamW's for bodies.
+# Learning rates for 256 images per batch: SGD's for heads and prompts, AdamW's for bodies.
 _HEADS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
 _BODIES = (0.0001, 0.0005, 0.001, 0.005)
 _BATCH = {'full': 384, 'linear': 1024, 'mlp': 1024}

@@ -35,10 +35,10 @@ class Row(NamedTuple):
 
 
 class Claim(NamedTuple):
-  """A claim of the paper: one cell of an ablation is better than another, or as good."""
+  """A claim of the paper: one cell of an ablation is better than another, or equally good."""
 
   text: str
-  where: str  # the place in the paper
+  where: str  # where the paper says so
   ablation: str
   first: str  # a cell
   sign: str  # '>': the first is better; '=': they are equally good
@@ -50,7 +50,7 @@ class Claim(NamedTuple):
 _PRINTED = json.loads(Path(__file__).with_suffix('.json').read_text(encoding='utf-8'))
 # Pre-training sets and their numbers of images.
 SETS = {'ImageNet': 1.28e6, 'ImageNet-21k': 14.2e6, 'JFT-300M': 303e6}
-# Model -> ImageNet top-1 at 384 px after pre-training on each of SETS.
+# {model: ImageNet top-1 at 384 px after pre-training on each of SETS}.
 TABLE_5: dict[str, list] = _PRINTED['table_5']
 TABLE_6 = [Row(*row) for row in _PRINTED['table_6']]
 # The tasks of VTAB-1k, in the order of `lab.data.vtab_tasks`.

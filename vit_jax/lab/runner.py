@@ -31,12 +31,13 @@ from vit_jax.tools.inspect import recipe
 from vit_jax.tools.inspect.model import cost
 from vit_jax.train import program, progress, schema
 
-# File in a run's folder with its row of results.csv, or the reason why it diverged.
+# File in a run's folder. It holds the run's row of results.csv, or the reason why it
+# diverged.
 RESULT = 'result.json'
 
 
 class RunOf(NamedTuple):
-  """Stands in a cell for the folder of another cell's run with the same seed.
+  """A placeholder in a cell: the folder of another cell's run with the same seed.
 
   That cell must come earlier in the grid: `{'weights': {'source': RunOf('pretrain')}}`.
   """
@@ -60,7 +61,7 @@ class Run(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """Runs to train; perhaps the best cell is then trained again, to be reported."""
+  """Runs to train. If `final` is set, the best cell is then trained again, for the report."""
 
   title: str
   spec: str  # the recipe of all cells
@@ -69,7 +70,8 @@ class Grid:
   notes: Sequence[str] = ()  # lines below the table
   pick: str | None = None  # the metric whose mean over seeds chooses the best cell
   larger: bool = True  # whether larger values of `pick` are better
-  final: Callable[[str], list[Run]] | None = None  # best cell -> runs to report
+  # maps the best cell to the runs to report
+  final: Callable[[str], list[Run]] | None = None
   # Title of an extra column, and its texts by cell.
   beside: tuple[str, Mapping[str, str]] = ('', {})
 
@@ -109,13 +111,13 @@ def plan(
 
   Args:
     cells: {name: changes}.
-    model: the section `model` that weights will bring, needed for the checks.
+    model: the section `model` that the weights will provide; the checks need it.
   """
   folder = lambda name, seed: out.absolute() / 'runs' / f'{name}-seed{seed}'
   runs = []
   for seed in seeds:
     for name, changes in cells.items():
-      assert re.fullmatch(r'[\w.=,+-]+', name), name  # it names a folder
+      assert re.fullmatch(r'[\w.=,+-]+', name), name  # the name becomes a folder's name
       values = _resolve(changes, lambda cell, seed=seed: str(folder(cell, seed)))
       own = change(config, {**values, 'seed': seed})
       runs.append(Run(name, changes, seed, own, folder(name, seed)))
@@ -126,7 +128,7 @@ def plan(
 
 
 def needs(value) -> set[str]:
-  """Returns the names of the cells whose runs a cell's changes refer to."""
+  """Returns the names of the cells whose runs are used in a cell's changes."""
   cells = set()
   _resolve(value, cells.add)
   return cells
@@ -141,10 +143,10 @@ def _resolve(value, folder: Callable):
 
 
 def _check(config: dict, model: Mapping) -> None:
-  """Raises the UserErrors of a run that can be found without its data."""
+  """Raises the UserErrors of a run that can be found without the run's data."""
   config = schema.check(config)
   data, model = config['data'], {**model, **config['model']}
-  if 'name' not in model:  # the weights will bring it
+  if 'name' not in model:  # the weights will provide the name
     return
   source = recipe.open_bundled(data)
   try:
@@ -164,7 +166,7 @@ def _check(config: dict, model: Mapping) -> None:
 
 @contextlib.contextmanager
 def name_errors(where: str) -> Iterator[None]:
-  """Prefixes errors with a name, and replaces flags of `vit_jax train` by those of a sweep."""
+  """Prefixes errors with a name, and writes flags of `vit_jax train` as those of a sweep."""
   try:
     yield
   except (UserError, Stopped, DiskFull) as error:
@@ -177,7 +179,10 @@ def name_errors(where: str) -> Iterator[None]:
 
 
 class Results:
-  """The outcomes of a grid, (run, its row or the error that ended it), and their tables."""
+  """The outcomes of a grid, and their tables.
+
+  An outcome is the row of a run, or the error that ended the run.
+  """
 
   def __init__(self, grid: Grid):
     self.grid, self.best, self.files = grid, None, []
@@ -312,10 +317,10 @@ def _outcome(run: Run, results: Results, command: str) -> dict | RunError:
   except (UserError, Stopped, DiskFull):
     raise
   except RunError as error:
-    if isinstance(error, Diverged):  # it would diverge again
+    if isinstance(error, Diverged):  # if run again, it would diverge again
       _write(run, {'diverged': str(error)})
     return error
-  # The traces of hundreds of runs would fill the memory.
+  # The traces of hundreds of runs would fill the memory, so delete them.
   jax.clear_caches()
   row = table.row(run.folder, run.cell, run.changes, run.seed)
   _write(run, {'row': row})
@@ -338,7 +343,7 @@ def _read(run: Run) -> dict | RunError | None:
   if config == run.config:
     return result.get('row') or Diverged(result['diverged'])
   if (run.folder / 'checkpoints').exists():
-    return None  # training will name the keys that differ
+    return None  # training will resume, and name the keys that differ
   raise UserError(
     f'{run.folder} holds a run of another config, but no checkpoints. Use another --out, '
     'or remove that folder.'

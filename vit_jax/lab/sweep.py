@@ -95,12 +95,12 @@ def default_out(args: argparse.Namespace) -> str:
 
 
 def single_values(assignments: list[str]) -> list[str]:
-  """Returns the keys with one value, which the default folder's name shows."""
+  """Returns 'KEY=VALUE' for each key with a single value; the default folder shows them."""
   return [f'{key}={x[0]}' for key, x in parse_values(assignments) if len(x) == 1]
 
 
 def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
-  """Plans the grid of a command line, and checks all of it before anything runs."""
+  """Plans the grid of a command line; checks everything before anything runs."""
   plain = Ablation(lambda config: {'base': {}}, '', '')
   ablation = ABLATIONS.get(args.ablation, plain)
   spec = args.config or ablation.config
@@ -130,7 +130,9 @@ def plan(args: argparse.Namespace, out: Path) -> runner.Grid:
 def _cross(ready: dict, cells: dict) -> dict:
   """Combines every cell of an ablation with every combination of values."""
   if len(cells) > 1 and any(map(runner.needs, ready.values())):
-    raise ValueError('its cells start from one another: give one value per --set')
+    raise ValueError(
+      'some of its cells start from the result of another cell: give one value per --set'
+    )
   join = lambda *names: '-'.join(name for name in names if name != 'base') or 'base'
   return {
     join(name, combination): {**cell, **values}
@@ -140,10 +142,10 @@ def _cross(ready: dict, cells: dict) -> dict:
 
 
 def _check_effect(ablation, base: dict, cells: dict, assignments: list[str]) -> None:
-  """Raises UserError for a --set without effect, because all cells set that key."""
+  """Raises UserError for a --set without effect, because every cell sets that key itself."""
   try:
     unchanged = ablation.cells(base) == cells
-  except ValueError:  # the ablation suits the config only with --set
+  except ValueError:  # without --set, the ablation does not suit the config
     return
   for key in (assignment.partition('=')[0] for assignment in assignments):
     sets = lambda cell, key=key: any(f'{key}.'.startswith(f'{k}.') for k in cell)
@@ -167,7 +169,7 @@ def _select(cells: dict, names: str | None) -> dict:
 
 
 def divide(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
-  """Divides --set into {key: several values}, ['KEY=VALUE', ...] and seeds or None."""
+  """Divides --set into {key: several values}, ['KEY=VALUE', ...], and seeds or None."""
   several, common, seeds = {}, [], None
   for key, texts in parse_values(assignments):
     if key == 'seed':
@@ -175,10 +177,10 @@ def divide(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
         raise UserError(
           f'seed={",".join(texts)}: expected whole numbers, such as seed=0,1,2'
         )
-      seeds = list({int(text): None for text in texts})  # 0 and 00 are equal
+      seeds = list({int(text): None for text in texts})  # 0 and 00 are the same seed
     elif key == 'log.report':
       raise UserError(
-        f'--set {key}: the runs of a sweep write no page: write one with `vit_jax report`.'
+        f'--set {key}: the runs of a sweep write no report: write one with `vit_jax report`.'
       )
     elif len(texts) == 1:
       common.append(f'{key}={texts[0]}')
@@ -187,8 +189,8 @@ def divide(assignments: list[str]) -> tuple[dict, list[str], list[int] | None]:
   return several, common, seeds
 
 
-# Regex of one value in 'A,B'. It has commas only in brackets, nested up to three times, or in
-# quotes at its start.
+# Regex of one value in 'A,B'. Commas within a value stand in brackets, nested up to three
+# times, or in quotes that begin the value.
 _GROUP = r'[({[][^][(){}]*[])}]'
 for _ in range(3):
   _GROUP = rf'[({{[](?:[^][(){{}}]|{_GROUP})*[])}}]'
@@ -202,7 +204,7 @@ def parse_values(assignments: list[str]) -> list[tuple[str, list[str]]]:
   for assignment in assignments:
     key, equals, text = assignment.partition('=')
     text = text if equals else 'True'
-    # Errors of a run suggest a value of resume_allow with commas.
+    # Not split: the errors of a run suggest values of resume_allow that have commas.
     texts = [text] if key == 'resume_allow' else _VALUE.findall(text)
     if not key or ','.join(texts) != text or not 0 < len(set(texts)) == len(texts):
       raise UserError(
@@ -211,11 +213,11 @@ def parse_values(assignments: list[str]) -> list[tuple[str, list[str]]]:
       )
     texts = [text.strip() for text in texts]
     if key in values:
-      raise UserError(f'--set {key} appears twice: give its values at once.')
+      raise UserError(f'--set {key} appears twice: give all its values in one.')
     values[key] = texts
   durations = [k for k in config_lib.DURATIONS if values.get(k, ['None']) != ['None']]
   if len(durations) > 1:
-    raise UserError(f'--set {" and ".join(durations)}: a run has one duration.')
+    raise UserError(f'--set {" and ".join(durations)}: a run takes only one of them.')
   return list(values.items())
 
 
@@ -235,7 +237,7 @@ def combinations(config: dict, several: dict[str, list[str]]) -> dict[str, dict]
   pairs = [[(key, text) for text in texts] for key, texts in several.items()]
   cells = {}
   for each in itertools.product(*pairs):
-    # Checks the types.
+    # This checks the types.
     assign(config, [f'{key}={text}' for key, text in each])
     values = {key: config_lib.literal(text) for key, text in each}
     words = [name_cell(key, value) for key, value in values.items()]
@@ -244,7 +246,7 @@ def combinations(config: dict, several: dict[str, list[str]]) -> dict[str, dict]
 
 
 def name_cell(key: str, value) -> str:
-  """Names a value: 'optim.lr=0.001', with a hash if a folder's name cannot show it."""
+  """Names a cell by a value: 'optim.lr=0.001', with a hash if characters were replaced."""
   numbers = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
   text = 'x'.join(map(str, value)) if numbers else str(value)
   safe = re.sub(r'[^A-Za-z0-9._+-]+', '_', text)

@@ -84,7 +84,7 @@ class Mean(NamedTuple):
     return cls(statistics.fmean(values), std, len(values))
 
   def texts(self) -> tuple[str, str]:
-    """Returns the mean and the deviation ('' if there is none) with two decimal places."""
+    """Returns the mean and the deviation, '' if there is none, with two decimal places."""
     return f'{self.mean:.2f}', '' if self.std is None else f'{self.std:.2f}'
 
   def text(self, percent: bool = True) -> str:
@@ -95,14 +95,14 @@ class Mean(NamedTuple):
 
 
 def mean(rows: Sequence[dict], metric: str | None) -> Mean | None:
-  """Returns the mean of a metric over rows with a finite value, or None without any."""
+  """Returns the mean of a metric over the rows with a finite value; None if there are none."""
   values = [each.get(metric, math.nan) for each in rows]
   values = [value for value in values if math.isfinite(value)]
   return Mean.compute(values) if values else None
 
 
 def metrics(rows: Sequence[dict], evals: dict, first: str | None = None) -> list[str]:
-  """Chooses top-1 and few-shot accuracies, or else all shares; puts `first` first."""
+  """Chooses top-1 and few-shot accuracies, otherwise all shares; puts `first` first."""
   keys = list(dict.fromkeys(key for each in rows for key in each if '/' in key))
   kinds = {key: find_metric(key, evals) for key in keys}
   shares = [k for k in keys if kinds[k].percent and kinds[k].larger_is_better]

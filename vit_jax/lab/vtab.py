@@ -21,7 +21,8 @@ from vit_jax.tools import out_folder
 from vit_jax.train import program
 
 PICK, REPORTED = 'val/top1', 'test/top1'
-# Images per micro-batch, which fit any device; as in configs/finetune.py.
+# Images per micro-batch, so few that they fit on any device; the same as in
+# configs/finetune.py.
 _MICRO_BATCH = 64
 _EPILOG = """\
 Protocols:
@@ -57,11 +58,11 @@ def main(argv: list[str]) -> int:
     say(f'\n== {grid.title}')
     command = shlex.join(['vit_jax', 'vtab', *argv])
     try:
-      # The runs that choose hyperparameters need no checkpoints afterwards.
+      # The checkpoints of runs that choose hyperparameters are not needed afterwards.
       discard = args.discard or bool(grid.final)
       report.add(name, runner.run(grid, command, say, discard, args.discard))
     except DataError as error:
-      # The cause lacks the name of the run, which is of no interest here.
+      # Report the cause, because it lacks the run's name, which is of no interest here.
       report.errors[name] = error.__cause__ or error
       say(f'left out: {report.errors[name]}')
   return runner.show(report, args, say, runs=runs)
@@ -96,7 +97,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def read_model(source: str) -> dict:
-  """Reads the model of weights for colour images, as the section `model` of a config."""
+  """Returns the model of weights for colour images, as the section `model` of a config."""
   header = weights.from_section(source)
   if header.channels != 3:
     raise UserError(f'{source}: expected 3 channels, but it has {header.channels}.')
@@ -116,7 +117,9 @@ def plan(args: argparse.Namespace, name: str, model: dict, out: Path) -> runner.
     setting = PROTOCOLS[args.protocol](task, tune if isinstance(tune, dict) else {})
     config = sweep.assign(_config(args, name, setting, model), common)
     if 'val' not in config['evals']:
-      raise UserError('evals has no val, which measures the accuracy: change its keys.')
+      raise UserError(
+        'config.evals needs val, which measures the accuracy: change its keys instead.'
+      )
     grid = {k: [*map(str, v)] for k, v in setting.grid.items() if k not in own}
     cells = sweep.combinations(config, grid | several)
 
@@ -146,9 +149,11 @@ def _check_keys(protocol: str, several: dict, own: set[str]) -> None:
   for key in {*several, *own}:
     if key == 'data' or key.startswith(('data.source', 'data.split')):
       instead = '--tasks, --data_dir, or vit_jax sweep for other data'
-      raise UserError(f'--set {key}: the benchmark fixes it. See {instead}.')
+      raise UserError(f'--set {key}: the benchmark fixes this key. Use {instead}.')
   if protocol == 'vpt' and (wrong := {'tune', 'tune.method'} & several.keys()):
-    raise UserError(f'--set {min(wrong)}: one value; the grid of vpt depends on it.')
+    raise UserError(
+      f'--set {min(wrong)}: give one value, because the grid of vpt depends on it.'
+    )
 
 
 def _config(args, name: str, setting: Setting, model: dict) -> dict:
@@ -171,7 +176,7 @@ def _config(args, name: str, setting: Setting, model: dict) -> dict:
     data['source_options'] = {'data_dir': args.data_dir}
   val = dict(data, split=benchmark.val, batch_size=128, pp=pp(tests))
   train = dict(data, split=benchmark.train, batch_size=setting.batch_size, pp=pp(ops))
-  # The recipe sets keys that the protocol leaves open: weights, a new head, no pre_logits.
+  # The recipe sets the keys that protocols leave open: weights, a new head, no pre_logits.
   recipe = config_lib.load('finetune')
   recipe = {k: v for k, v in recipe.items() if k not in config_lib.DURATIONS}
   # The recipe's keys are for a ViT: drop those that another family lacks.
@@ -195,7 +200,7 @@ def _use_test_split(config: dict) -> dict:
 
 
 def _derive(config: dict, overrides: dict, setting: Setting, examples: int) -> dict:
-  """Derives warmup and accumulation from steps and batch size, unless --set has them."""
+  """Derives warmup and accumulation from steps and batch size, unless --set gives them."""
   changes, batch = {}, config['data']['batch_size']
   own = config_lib.lookup(overrides, 'optim.schedule.warmup')
   if own is None and isinstance(config['optim'].get('schedule'), dict):
@@ -222,7 +227,7 @@ class Report:
   def add(self, name: str, results: runner.Results) -> None:
     """Adds a task, and writes the tables again."""
     self.results[name] = results
-    # A combination that diverges is merely a bad one. It is a failure if all diverge.
+    # One combination that diverges is merely a bad one; it is a failure if all diverge.
     prefix = 'final-' if results.best else ''
     if errors := [x for run, x in results.errors.items() if run.startswith(prefix)]:
       self.errors[name] = errors[0]
@@ -240,7 +245,7 @@ class Report:
     return accuracies
 
   def means(self) -> dict[str, table.Mean]:
-    """Returns means by title: of all tasks and of each group, if complete."""
+    """Returns {title: mean} over all tasks and over each group, where no result is missing."""
     benchmark, accuracies = self._benchmark, self.accuracies()
     by_title = {benchmark.tasks[name].title: x for name, x in accuracies.items()}
     return table.scores(benchmark.groups, benchmark.mean, by_title)

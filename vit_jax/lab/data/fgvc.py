@@ -62,7 +62,7 @@ class Fgvc(Folder):
     types = sorted({type(value).__name__ for value in values})
     if types not in ([], ['int'], ['str']):
       raise UserError(
-        f'{self.name}: the classes in {folder} have the types {types}, expected int or str '
+        f'{self.name}: the classes in {folder} have the types {types}: expected int or str '
         'for all of them.'
       )
     classes = sorted(set(values))
@@ -81,7 +81,7 @@ class Fgvc(Folder):
     self._root = os.path.join(folder, entry.images)
     self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     self._select(rows, split)
-    if not os.path.exists(self.name_of(0)):  # then probably all are missing
+    if not os.path.exists(self.name_of(0)):  # probably all images are missing
       raise DataError(
         f'{self.name}: {self.name_of(0)} is missing: unpack the images of {entry.home}.'
       )
@@ -94,7 +94,7 @@ class Fgvc(Folder):
         return dict(json.load(file))
     except FileNotFoundError:
       raise DataError(
-        f'{self.name}: there is no {path}. Put the images of {home} and the JSON files '
+        f'{self.name}: {path} does not exist. Put the images of {home} and the JSON files '
         f'of {_SPLITS} there.'
       ) from None
     except (OSError, ValueError, TypeError) as error:

@@ -14,14 +14,14 @@ import numpy as np
 
 from vit_jax.data import philox
 
-# Images depend on the order of these names, and of TASKS: add new ones at the end.
+# Images depend on the order of these names, and on that of TASKS: add new ones at the end.
 KINDS = ('circle', 'square', 'triangle', 'star', 'cross', 'ring')
 COLOURS = ('red', 'yellow', 'green', 'cyan', 'blue', 'magenta')  # hues 60 degrees apart
 SPLITS = ('train', 'validation', 'test')
 
-_DISTRACTORS = 4  # maximum number of grey shapes in an image
+_DISTRACTORS = 4  # maximum number of grey shapes, which distract, in an image
 _PER_SHAPE = 8  # random numbers for each shape
-# Added to the key of random numbers. It lies above any 32-bit seed, because augmentations use
+# Added to the key of random numbers. It is larger than any 32-bit seed: augmentations use
 # the run's seed as their key, and must not get the same numbers.
 _TAG = 0x5CE9E5 << 40
 
@@ -48,10 +48,10 @@ class Task:
   """A task of the source.
 
   Attributes:
-    objects: O, the most coloured shapes in an image.
-    place: places these shapes. It maps a label, int64 [B], and uniform numbers in [0, 1),
-      u [B, O, 8] and more [B, 16], to {field of `Scenes`: [B, O]}. In place of 'colour' it
-      returns 'hue', an index into COLOURS.
+    objects: O, the maximum number of coloured shapes in an image.
+    place: a function that places these shapes. It maps a label, int64 [B], and uniform
+      numbers in [0, 1), u [B, O, 8] and more [B, 16], to {field of `Scenes`: [B, O]}. In
+      place of 'colour' it returns 'hue', an index into COLOURS.
   """
 
   names: tuple[str, ...]
@@ -86,7 +86,7 @@ def _place_position(label, u, more):
   row, column = np.divmod(label[:, None], 4)
 
   def place_in(cell, u):
-    # At least 0.14 from the border, so that the whole shape is in the image.
+    # Stay 0.14 away from the border, so that the whole shape is in the image.
     low, high = np.maximum(cell / 4, 0.14), np.minimum((cell + 1) / 4, 0.86)
     return low + (high - low) * u
 
@@ -261,10 +261,10 @@ def _blend(image, colour, covered, left, top):
 
 
 def _cover(shape, size, x, y, radius, turn):
-  """Computes the share of each pixel that n shapes cover, in windows around the shapes.
+  """Computes how much of each pixel n shapes cover, in windows around the shapes.
 
   Args:
-    shape: the signed distance, which all n shapes have.
+    shape: the function that computes the signed distance; all n shapes have the same one.
     x, y, radius, turn: as in `Scenes`, [n].
 
   Returns:

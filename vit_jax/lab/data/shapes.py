@@ -13,14 +13,15 @@ from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import choose
 from vit_jax.lab.data import scenes
 
-# Examples of 'validation' and 'test'. An accuracy has a standard error of at most 0.7 points.
+# Number of examples of 'validation' and of 'test'. The standard error of an accuracy is
+# then at most 0.7 points.
 _HELD_OUT = 5_000
-# Up to so many labels are held in memory. To compute them, no image need be drawn.
+# Up to this number of labels are held in memory. Computing them draws no images.
 _LABELS = 2**20
 
 
 class Shapes(Source):
-  """Coloured shapes on a noisy ground, uint8 [size, size, 3]; grey shapes only distract.
+  """Images uint8 [size, size, 3] of coloured shapes on noise; grey shapes only distract.
 
   'shapes:TASK' chooses the label; 'shapes' means 'shapes:class':
     class: kind and colour of the shape; 6 kinds in 6 colours are 36 classes.
@@ -93,7 +94,7 @@ class Shapes(Source):
     return f'{self.name}/{split}#{row}'
 
   def _place(self, index: int) -> tuple[str, int]:
-    """Returns (split, row in that split) of an example."""
+    """Returns (split, number within that split) of an example."""
     part = bisect.bisect_right(self._bounds, index) - 1
     split, low, _ = self._parts[part]
     return split, index - self._bounds[part] + low
@@ -108,7 +109,7 @@ class Shapes(Source):
     ]
 
   def _noise(self, split: str, row: int) -> np.ndarray:
-    """Draws an image's own uniform bytes by NumPy's Philox, which is faster than ours."""
+    """Draws the noise of one image by NumPy's Philox, which is faster than `data.philox`."""
     task = list(scenes.TASKS).index(self._task)
     key = [self._seed, 4 * task + scenes.SPLITS.index(split)]
     bits = np.random.Philox(key=key, counter=[0, 0, row, 0])

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Bounds of classes: class i lies above bounds[i], up to and including bounds[i + 1].
+# Bounds of classes: class i has the values in the interval (bounds[i], bounds[i + 1]].
 CLEVR_BOUNDS = (0, 8, 8.5, 9, 9.5, 10, 100)
-# In metres. One more class lies beyond the last bound.
+# In metres. Values above the last bound are one more class.
 KITTI_BOUNDS = (-100, 8, 20, 999)
 
 # KITTI's first three types of objects are vehicles: cars, vans and trucks.
 _VEHICLES = 3
-# Stands for the distance if there is no vehicle.
+# The distance if there is no vehicle.
 _NO_VEHICLE = 1000.0
 
 
@@ -29,7 +29,7 @@ def read_feature(name: str = 'label') -> Callable[[dict], int]:
 
 
 def bin_feature(name: str, values: int, bins: int) -> Callable[[dict], int]:
-  """Makes a function that sorts a feature with `values` values into equal bins.
+  """Makes a function that sorts the `values` values of a feature into equal bins.
 
   The label is floor(value / (values / bins)), even if `bins` does not divide `values`.
   """
@@ -61,7 +61,7 @@ def _bin(value: float, bounds: Sequence[float]) -> int:
 
 
 def whiten(data: bytes) -> bytes:
-  """Turns the ones of a mask's PNG into 255; returns the new PNG."""
+  """Changes the ones in a mask's PNG to 255; returns the new PNG."""
   from PIL import Image
 
   out = io.BytesIO()
@@ -71,21 +71,23 @@ def whiten(data: bytes) -> bytes:
 
 
 class Task(NamedTuple):
-  """A task: its data, and how an example becomes a class and an image."""
+  """A task: its data, and how to make a class and an image from an example."""
 
   title: str  # the task's name in Table 9 of the ViT paper
   group: str
   classes: int
   tfds: str  # name of the data set
-  versions: tuple[str, str]  # versions from the first on, below the second
-  parts: tuple[str, str, str]  # splits for training, for choosing, for reporting
+  versions: tuple[str, str]  # accepted versions: from the first on, below the second
+  # splits for training, for choosing hyperparameters, for reporting
+  parts: tuple[str, str, str]
   flip: bool  # whether a mirrored image keeps its label
   crop: bool  # whether a crop keeps the label
-  small: bool  # whether images have fewer than 96 x 96 pixels
+  small: bool  # whether images are smaller than 96 x 96 pixels
   label: Callable[[dict], int] = read_feature()
   names: tuple[str, ...] = ()  # names of the classes, if TFDS has none
-  image: Callable[[bytes], bytes] | None = None  # changes an encoded image
-  # Training examples while hyperparameters are chosen, and in the final training.
+  # a function that changes an encoded image
+  image: Callable[[bytes], bytes] | None = None
+  # Number of training examples while hyperparameters are chosen, and in the final training.
   sizes: tuple[int, int] = (800, 1000)
 
 
@@ -110,7 +112,8 @@ _PARTS = {
 # - The benchmark's code asks for KITTI 3.1, which VPT calls wrong (task_adaptation, issue
 #   18). Version 3.2 made its splits with a newer development kit.
 
-# Tasks with derived labels -> label, names of the classes, and change of the image.
+# {task with derived labels: (function that returns the label, names of the classes,
+# function that changes the image)}.
 _DERIVED = {
   'clevr_count': (clevr_count, tuple(f'{n} objects' for n in range(3, 11))),
   'clevr_dist': (
@@ -123,7 +126,7 @@ _DERIVED = {
     kitti_distance,
     ('below 8 m', '8 to 20 m', 'above 20 m', 'no vehicle'),
   ),
-  # Meaning of the indices, by the page of the small NORB data set.
+  # Meaning of the indices, according to the web page of the small NORB data set.
   'snorb_azim': (
     read_feature('label_azimuth'),
     tuple(f'{angle} degrees' for angle in range(0, 360, 20)),
