@@ -27,11 +27,11 @@ from vit_jax.version import __version__
 MODES, DTYPES = ('train', 'forward'), ('float32', 'bfloat16')
 # AdamW as in pre-training; the values do not change the time of a step.
 OPTIM = {'name': 'adamw', 'lr': 1e-3, 'wd': 0.1}
-# Steps are timed in turns. A turn takes TURN seconds, so long that starting it and waiting
-# for its end do not matter. A row takes SECONDS seconds, or FEWEST_TURNS turns.
+# Steps are timed in turns. A turn takes TURN seconds, so long that starting it and waiting for
+# its end do not matter. A row takes SECONDS seconds or, if that is longer, FEWEST_TURNS turns.
 TURN, SECONDS, FEWEST_TURNS = 0.2, 10.0, 5
-# Sides of the square matrix products that measure the device's peak. A CPU reaches its peak
-# at 2304; the rate of an H100 still grows at 8192.
+# Sides of the square matrix products that measure the device's peak. A CPU reaches its peak at
+# 2304, while the rate of an H100 still grows at 8192.
 SIZES = (1280, 2304, 4096, 8192, 16384)
 
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 class Subject:
-  """A model to measure; holds only shapes.
+  """A model to measure. It holds only shapes.
 
   Attributes:
     size: (H, W) of the images.
@@ -141,7 +141,7 @@ class Step:
         shapes = sharding.abstract(jax.eval_shape(lambda: state), mesh)
 
         def forward(variables, batch):
-          # Returns the variables, as a training step returns its state.
+          # Return the variables too, as a training step returns its state.
           images = pipeline.scale_on_device(batch)['image']
           return variables, subject.logits(variables, images)
 
@@ -220,7 +220,7 @@ def measure(subject: Subject, mode: str, batch: int, steps: int | None) -> dict:
 
 
 def matrix_peak(dtype: str) -> dict:
-  """Measures the device's peak: its rate in the square matrix product that is fastest.
+  """Measures the device's peak: the rate of the fastest square matrix product.
 
   It is measured here and now, at JAX's default precision for the dtype, so that MFU is known
   for devices that no table lists.
@@ -301,7 +301,7 @@ def _row(row: dict) -> str:
   if 'error' in row:
     return f'{start}  {row["error"]}'
   median, low, high = (1e3 * row['step_s'][key] for key in ('median', 'min', 'max'))
-  # An MFU of more than 100 % means that the machine was busy while its peak was measured.
+  # Leave out an MFU of more than 100 %: the machine was busy while its peak was measured.
   share = f'{row["mfu"]:8.1%}' if 0 < (row.get('mfu') or 0) <= 1 else ''
   return (
     f'{start}{row["images_per_s"]:11,.1f}{f"{median:.4g} ({low:.4g}-{high:.4g})":>27}'

@@ -28,7 +28,7 @@ from vit_jax.tools import source, zero_shot
 
 _PICKLE = 'no pickle is written, but PyTorch also loads FILE.safetensors --to timm'
 _ONNX = 'convert to FOLDER --to timm, then torch.onnx.export: see the guide Export'
-# {suffix that cannot be written: what to do instead}.
+# Suffix that cannot be written -> what to do instead.
 _INSTEAD = {'.onnx': _ONNX, **dict.fromkeys(('.pt', '.pth', '.bin', '.ckpt'), _PICKLE)}
 
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def _zero_shot(args, loaded):
-  """Returns the source of the classifier that --labels and --templates describe."""
+  """Returns the classifier that --labels and --templates describe, as a source."""
   from vit_jax import trees, weights
 
   loaded = zero_shot.classifier(args, loaded)
@@ -86,7 +86,7 @@ def _write_tuned(loaded, source: str, dest: str) -> tuple[list[Path], int]:
   stored = {name for name, (_, is_stored) in shapes.items() if is_stored}
   family = models.family(loaded.family, **loaded.fields)
   every = loaded.flat | loaded.added
-  # Scanned blocks are stored as one array.
+  # A run stores the blocks of a scanned model as one array, so look for its name too.
   trained = [n for n in every if {n, *(family.stacked(n) or ())[:1]} & stored]
   files = export.save(
     dest, *tuned.make_record(loaded, trained, config['weights'] or {})
@@ -104,7 +104,7 @@ def _format(args) -> str | None:
   if instead := _INSTEAD.get(suffix):
     raise UserError(f'{args.dest}: {instead}.')
   if args.to is None and suffix != '.npz':
-    raise UserError(f'{args.dest}: say --to timm or --to hf, or name a .npz (google).')
+    raise UserError(f'{args.dest}: pass --to timm or --to hf, or a FILE.npz (google).')
   to = args.to or 'google'
   if (to == 'google') != (suffix == '.npz'):
     raise UserError(f'{args.dest}: only google files are .npz.')

@@ -24,7 +24,7 @@ from vit_jax.version import __version__
 # Modules without which nothing works. They are imported, because an installed package may be
 # broken.
 NEEDED = ('numpy', 'jax', 'flax', 'optax', 'orbax.checkpoint', 'ml_collections', 'PIL')
-# {module: (extra, purpose)}. They are not imported, because TensorFlow alone takes seconds.
+# Module -> (extra, purpose). They are not imported, because TensorFlow alone takes seconds.
 OPTIONAL = {
   'tensorflow': ('tf', 'preprocessing, TFRecords'),
   'tensorflow_datasets': ('train', 'data sets by name'),
@@ -38,7 +38,7 @@ OPTIONAL = {
   'wandb': ('wandb', 'a mirror of the metrics'),
   'mlflow': ('mlflow', 'a mirror of the metrics'),
 }
-# {extra: (device, platform of JAX, files that its driver makes)}. The files exist even if JAX
+# Extra -> (device, platform of JAX, files that its driver makes). The files exist even if JAX
 # cannot use the device.
 ACCELERATORS = {
   'cuda': ('NVIDIA GPU', 'gpu', ('/dev/nvidia[0-9]*',)),
@@ -103,7 +103,7 @@ def install_command(extra: str | None) -> str:
     importlib.metadata.version('vit_jax')
     return f"pip install 'vit_jax{extra}'"
   except importlib.metadata.PackageNotFoundError:
-    # Run from a source checkout.
+    # vit_jax runs from a source checkout.
     return f"pip install -e '{Path(__file__).parents[2]}{extra}'"
 
 

@@ -22,9 +22,9 @@ from vit_jax.errors import UserError, choose, printable
 from vit_jax.tools import feature_file, out_folder, predict, source, zero_shot
 from vit_jax.version import __version__
 
-# Number of images in a batch, by platform; 256 elsewhere.
+# Number of images in a batch on these platforms; 256 on all others.
 _BATCH = {'cpu': 32}
-# The most unreadable images that the text lists.
+# Maximum number of unreadable images that the text lists.
 _MOST_NAMED = 20
 
 
@@ -123,7 +123,9 @@ def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:
   shapes = {name: [*rows[name].shape[1:]] for name in layers}
   grids = {tuple(shape[:-1]) for shape in shapes.values()}
   if len(grids) > 1 or 1 in map(len, grids):
-    raise UserError(f'--layer: {shapes} are not rows of one file: write several.')
+    raise UserError(
+      f'--layer: {shapes} do not fit into one file: write a file for each.'
+    )
   return function, shapes
 
 

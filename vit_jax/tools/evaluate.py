@@ -6,10 +6,10 @@
   vit_jax evaluate SOURCE --probe knn --data tfds:NAME --split test [--train train]
 
 SOURCE is any source that `vit_jax.load` takes; images are preprocessed as its weights need.
-For a run, the evaluation that chooses its best step is repeated, or else the first one.
+For a run, the evaluation that chooses its best step is repeated, or the first one without such.
 Classes of the data are matched with those of the weights by WordNet id or name, see
 `evaluators.class_match`. `--out` gets summary.json, per_class.csv, confusion.csv (a row is a
-true class) and predictions.npz; for a detector detections.json instead of confusion.csv.
+true class) and predictions.npz. For a detector, detections.json replaces confusion.csv.
 """
 
 import os
@@ -24,14 +24,14 @@ from vit_jax.tools import out_folder, probe, source, zero_shot
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _BATCH = 64
-# {kind of a model's outputs, other than classes: function(args, loaded, name of the run's
-# evaluation or None, section of the evaluation)}.
+# Kind of a model's outputs, other than classes -> function(args, loaded, name of the run's
+# evaluation or None, section of the evaluation).
 PARTS = Registry('part of evaluate', {})
 # Types of a run's evaluations that can be repeated.
 TYPES = ('classification', 'coco')
-# Number of classes of the largest confusion matrix, 200 MB.
+# Maximum number of classes in a confusion matrix, which then takes 200 MB.
 _MOST_CLASSES = 5_000
-_SEVERAL = '--out: {} has several labels per image, a confusion matrix is of one.'
+_SEVERAL = '--out: {} has several labels per image, but a confusion matrix needs one.'
 _TRAIN_ONE = 'vit_jax train --config=finetune:weights={} trains one.'
 
 
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 def _evaluate(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
   if args.probe and args.zero_shot:
-    raise UserError('--probe and --zero_shot are two measures: give one.')
+    raise UserError('--probe and --zero_shot cannot be combined: pass one of them.')
   if args.probe:
     return probe.run(args)
   cli.refuse(
@@ -117,7 +117,7 @@ def finish(args, out, record, values, metrics, predictions, files, note='') -> i
 def evaluation(args) -> tuple[str | None, dict]:
   """Returns (name of the run's evaluation or None, the section of the evaluation).
 
-  For a run it is the evaluation that chooses the best step, or else the first one.
+  For a run it is the evaluation that chooses the best step, or the first one without such.
   """
   if args.data and args.split:
     data = {'source': args.data, 'split': args.split, 'classes': args.classes}
@@ -140,7 +140,7 @@ def names_of_run(source: str) -> list[str] | None:
 
 
 def _check_tables(evaluator, num_classes: int, data: str) -> None:
-  """Raises UserError if there are too many classes, or labels, for a confusion matrix."""
+  """Raises UserError for too many classes, or several labels, for a confusion matrix."""
   match = evaluator.match
   size = len(match.columns) if match else num_classes
   if size > _MOST_CLASSES:
@@ -151,7 +151,7 @@ def _check_tables(evaluator, num_classes: int, data: str) -> None:
 
 
 def _names(evaluator, ours: list[str] | None) -> list[str] | None:
-  """Returns the names of the confusion matrix's classes, from the data or else the model."""
+  """Returns the names of the confusion matrix's classes, those of the data if they fit."""
   match, theirs = evaluator.match, evaluator.batches.class_names
   if match is None:
     size = len(evaluator.confusion)
@@ -179,7 +179,7 @@ def _write(out: Path, record: dict, evaluator, names) -> None:
 
 
 def _classes(text: str) -> list[int | str]:
-  """Returns '5,6,cat' as [5, 6, 'cat']."""
+  """Parses '5,6,cat' to [5, 6, 'cat']."""
   return [int(word) if word.isdecimal() else word for word in text.split(',')]
 
 

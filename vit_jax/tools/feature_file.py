@@ -24,9 +24,9 @@ from vit_jax.tools import out_folder
 
 SUFFIX = '.parquet'
 _KEY = b'vit_jax'
-# A part is written after this many seconds or bytes. A kill loses at most that.
+# A part is written after this many seconds or bytes. A kill loses at most that much.
 _SECONDS, _BYTES = 60, 32 << 20
-# Numbers hardly compress, but paths and places repeat.
+# Features hardly compress. Paths and places repeat, so they get a dictionary.
 _FORMAT = {'compression': 'none', 'use_dictionary': ['path', 'y', 'x']}
 _FORMAT |= {'write_page_checksum': True}
 
@@ -128,13 +128,13 @@ class Parts:
   def _take(self, path: Path) -> bool:
     """Adds the images of a part to `done`; returns False if they are all there already."""
     file = File(path)
-    # Names are relative to the folder. In another folder they are other images.
+    # Names are relative to the folder, so in another folder they are other images.
     facts = lambda record: {'folder': record.get('folder'), **record['recipe']}
     for key, new in facts(self._record).items():
       if (old := facts(file.record).get(key)) != new:
         raise UserError(
-          f'{path} was written with {key} {old}, which is {new} now: delete it, or name '
-          'another file by --out.'
+          f'{path} was written with {key} {old}, but {key} is now {new}: delete it, or name '
+          'another file with --out.'
         )
     names = {*file.paths()}
     # A kill came after the parts were joined and before they were deleted.

@@ -30,7 +30,7 @@ def make(path: Path, flag: str = '--out') -> None:
   try:
     path.mkdir(parents=True, exist_ok=True)
   except OSError as error:
-    # `os.access` in `check_folder` does not know all reasons, as for /proc.
+    # `os.access` in `check_folder` does not detect every cause, for example in /proc.
     raise UserError(f'{flag} {path}: {error.strerror}.') from None
 
 

@@ -25,7 +25,7 @@ from vit_jax.tools import source, zero_shot
 _TOP, _BATCH = 5, 32
 # Kind of a model's outputs, other than classes -> function(args, loaded, paths).
 PARTS = Registry('part of predict', {})
-# Name -> function(parser), which adds options of these parts.
+# Name -> function(parser) that adds the options of these parts.
 OPTIONS = Registry('options of predict', {})
 
 
@@ -115,7 +115,7 @@ def _top(paths, predicted, names, number):
 def _class(k: int, names: list[str] | None, probability: float) -> dict:
   name = names[k] if names else str(k)
   record = {'class': int(k), 'name': name, 'probability': probability}
-  # Describes names that are WordNet ids.
+  # This is None unless the name is a WordNet id.
   described = imagenet.describe(name)
   return record | ({'description': described} if described else {})
 

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     max_side=args.max_side,
     beam=bool(args.beam_runner),
   )
-  # Nothing is downloaded, but TFDS makes folders for downloads. It also prints its progress.
+  # TFDS prints its progress. It also makes folders for downloads, although there are none.
   with tempfile.TemporaryDirectory() as unused, contextlib.redirect_stdout(sys.stderr):
     builder.download_and_prepare(download_dir=unused, download_config=config)
   sizes = {name: info.num_examples for name, info in builder.info.splits.items()}

@@ -68,7 +68,7 @@ def _section(args) -> tuple[str | None, dict]:
     cli.refuse(args, ['split'], "goes with --data, not with a run's own evaluation")
     _, evals = source.evaluations(args, (args.probe,))
     own, section = next(iter(evals.items()))
-    # They say when, and with which parameters, a run evaluates.
+    # These two keys say when, and with which parameters, a run evaluates.
     unused = ('every', 'use_ema')
     section = {key: value for key, value in section.items() if key not in unused}
   section['batch_size'] = args.batch or 64

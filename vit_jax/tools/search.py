@@ -24,7 +24,7 @@ from vit_jax.tools import embed, feature_file, out_folder, predict, zero_shot
 _TOP, _BATCH = 10, 8
 # Number of features on the device at a time.
 _ROWS = 1 << 16
-# The most pictures of a group, and groups, on a page; a picture takes 10 kB.
+# Maximum number of pictures in a group, and of groups on a page. A picture takes 10 kB.
 _PICTURES, _GROUPS = 24, 200
 
 
@@ -33,9 +33,9 @@ def main(argv: list[str]) -> int:
   args = _parser().parse_args(argv)
   threshold = args.near_duplicates
   if bool(args.queries) + bool(args.text) + (threshold is not None) != 1:
-    raise UserError('search takes images, --text or --near_duplicates COSINE.')
+    raise UserError('search takes one of: images, --text, --near_duplicates COSINE.')
   if threshold is not None and not 0 < threshold <= 1:
-    raise UserError(f'--near_duplicates {threshold}: a cosine above 0, at most 1.')
+    raise UserError(f'--near_duplicates {threshold}: expected a cosine in (0, 1].')
   page = args.page and files.local_path(args.page, '--page')
   if page:
     out_folder.check_folder(str(page.parent), '--page')
@@ -44,7 +44,8 @@ def main(argv: list[str]) -> int:
   layer = args.layer or next(iter(layers))
   if len(choose('layer', layer, layers)) > 1:
     raise UserError(
-      f'{args.features} has a row per patch; search compares images: embed pre_logits.'
+      f'{args.features} has a row per patch, but search compares images: write a file of '
+      'pre_logits with vit_jax embed.'
     )
   folder = Path(args.folder or file.record['folder'])
   paths = [str(folder / name) for name in file.paths()]
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def _queries(args, file, layer: str, paths: list[str]) -> list[dict]:
-  """Returns {'query', 'images': the nearest ones, maybe 'error'} for every query."""
+  """Returns for each query a dict of 'query', the nearest 'images', and maybe an 'error'."""
   queries = args.text or predict.find_images(args.queries)
   from vit_jax import inference, sharding, weights
 
@@ -77,7 +78,7 @@ def _queries(args, file, layer: str, paths: list[str]) -> list[dict]:
   try:
     loaded = weights.load(name, image_size=tuple(recipe['image_size']), **options)
   except UserError as error:
-    raise UserError(f'{error} --source names the weights of {args.features}.') from None
+    raise UserError(f'{error} Pass --source WEIGHTS of {args.features}.') from None
   if embed.fingerprint(loaded) != recipe['fingerprint']:
     raise UserError(f'{args.features} was written with other weights than {loaded}.')
   errors = [None] * len(queries)
@@ -89,7 +90,7 @@ def _queries(args, file, layer: str, paths: list[str]) -> list[dict]:
   elif zero_shot.is_pair(loaded) and layer == 'logits':
     vectors = loaded.text(args.text)
   else:
-    raise UserError(f'--text: {args.features} has no column logits of CLIP or SigLIP.')
+    raise UserError(f'--text: {args.features} has no `logits` of CLIP or SigLIP.')
   chunks, mesh = file.chunks(layer, _ROWS), sharding.make_mesh()
   best = zip(*nearest(chunks, vectors, args.top, mesh), strict=True)
   groups = zip(queries, errors, best, strict=True)
@@ -105,7 +106,7 @@ def _images(paths: list[str], similarities, rows) -> dict:
 
 
 def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.ndarray]:
-  """Finds the k nearest rows: their similarities and numbers, both [n, k].
+  """Finds the k nearest rows; returns their similarities and numbers, both [n, k].
 
   Args:
     chunks: the rows in chunks, together [N, D] float32. If N < k, all N rows are returned.
@@ -125,7 +126,10 @@ def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.n
 
 
 def _duplicates(chunks, threshold: float, paths: list[str]) -> list[dict]:
-  """Returns groups {'images', with similarities to the first one}, the largest first."""
+  """Returns groups of similar images, the largest first, as {'images': [...]}.
+
+  The similarities are those to the first image of a group.
+  """
   x = np.concatenate([*chunks])
   x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
   labels = link_rows(x, threshold)

@@ -47,7 +47,7 @@ def load(args: argparse.Namespace, **fields):
 
 
 def evaluations(args: argparse.Namespace, types: tuple[str, ...]) -> tuple[dict, dict]:
-  """Returns (config of the run SOURCE, {name: section} of its evaluations of some types).
+  """Returns (config of the run SOURCE, {name: section} of its evaluations of given types).
 
   Raises:
     UserError: if SOURCE is no run or has no such evaluation, or if options of --data are
@@ -84,7 +84,7 @@ def predictor(loaded, mesh) -> tuple:
 
 
 def print_values(args, record: dict, values: dict, metrics, notes: list[str]) -> None:
-  """Prints an evaluator's values as text or, with --json, with the record.
+  """Prints an evaluator's values as text or, for --json, together with the record.
 
   Args:
     notes: lines about the data, for the text.

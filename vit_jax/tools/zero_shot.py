@@ -39,13 +39,13 @@ def classifier(args: argparse.Namespace, loaded, data: dict | None = None):
   if not chosen:
     flag = '--zero_shot' if data else "--labels 'a cat,a dog'"
     if args.templates:
-      raise UserError(f'--templates are for {flag}: give both.')
+      raise UserError(f'--templates needs {flag}: pass both.')
     if is_pair(loaded):
-      raise UserError(f'{args.source} compares images with texts: {flag}.')
+      raise UserError(f'{args.source} compares images with texts: pass {flag}.')
     return loaded
   names = _class_names(data) if data else prompts.labels(args.labels)
   if not is_pair(loaded):
-    raise UserError(f'{args.source} has no text tower, as CLIP and SigLIP have.')
+    raise UserError(f'{args.source} has no text tower, unlike CLIP and SigLIP.')
   if data is None:
     return loaded.classifier(names, prompts.templates(args.templates))
   templates = prompts.templates(args.templates or 'openai')
@@ -58,5 +58,5 @@ def _class_names(data: dict) -> list[str]:
   options = {k: data[k] for k in ('source', 'split', 'classes') if k in data}
   opened = sources.build(**options, **data.get('source_options', {}))
   if not opened.class_names:
-    raise UserError(f'{data["source"]} has no names of its classes for --zero_shot.')
+    raise UserError(f'{data["source"]} has no class names, which --zero_shot needs.')
   return list(opened.class_names)

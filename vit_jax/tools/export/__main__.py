@@ -24,9 +24,9 @@ FORMATS = ('stablehlo', 'savedmodel')
 PLATFORMS = ('cpu', 'tpu', 'cuda', 'rocm')
 _USUAL = 'cpu,tpu,cuda'
 # Largest allowed difference between the outputs of the file and of the model, relative to the
-# largest output. Other compilers add in another order, which in float32 was measured to make
-# less than 1e-6; deep models may have 50 times that. Bfloat16 keeps 8 bits, and a compiler
-# may choose whether to round an intermediate result to it.
+# largest output. Other compilers add numbers in another order. In float32 this was measured to
+# change outputs by less than 1e-6, and deep models may have 50 times that. Bfloat16 keeps 8
+# bits, and a compiler may choose whether to round an intermediate result to it.
 _TOLERANCE = {'float32': 5e-5, 'bfloat16': 5e-2}
 
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
   dest, platforms = files.local_path(args.dest, 'DEST'), _platforms(args)
   _check_free(dest, args.to)
   if args.to == 'savedmodel':
-    # First, because TensorFlow may be missing, and reading the weights takes time.
+    # Load TensorFlow first, because it may be missing, and reading the weights takes time.
     lazy_tf.load()
   import numpy as np
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
       difference = _difference(made.run_on_cpu(images), writer.run(path, images))
       if not difference <= _TOLERANCE[made.dtype]:
         raise RunError(
-          f'The {args.to} file computes something else than {args.source}, by '
+          f'The outputs of the {args.to} file differ from those of {args.source} by '
           f'{difference:.1e} of the largest output: nothing was written.'
         )
     made_files = sorted(dest.parent / path.name for path in Path(folder).iterdir())
@@ -86,7 +86,7 @@ def _difference(expected: dict, actual: dict) -> float:
 def _platforms(args) -> list[str]:
   platforms = (args.platforms or _USUAL).split(',')
   if 'gpu' in platforms:
-    raise UserError("--platforms gpu: NVIDIA's GPUs are cuda, AMD's are rocm.")
+    raise UserError("--platforms gpu: pass cuda for NVIDIA's GPUs or rocm for AMD's.")
   for name in platforms:
     choose('platform', name, PLATFORMS)
   return list(dict.fromkeys(platforms))
@@ -94,7 +94,7 @@ def _platforms(args) -> list[str]:
 
 def _check_free(dest: Path, to: str) -> None:
   if to == 'stablehlo' and dest.suffix != '.stablehlo':
-    raise UserError(f'{dest}: --to {to} writes a name that ends in .stablehlo.')
+    raise UserError(f'{dest}: --to {to} writes a file whose name ends in .stablehlo.')
   if to == 'savedmodel' and dest.suffix:
     raise UserError(f'{dest}: --to {to} writes a folder.')
   out_folder.check_folder(str(dest.parent), 'DEST')

@@ -19,7 +19,7 @@ _GEOMETRY = ('decode', 'resize', 'resize_small', 'central_crop')
 
 
 class Program:
-  """`program(variables, images)` -> {name: float32}, for images float32 [B, H, W, C].
+  """A function (variables, images float32 [B, H, W, C]) that returns {name: float32 array}.
 
   Blocks are unrolled and not rematerialised, because other compilers do not optimise a loop
   over them. Attention is plain, because a fused kernel is a call into a library of one
@@ -54,7 +54,7 @@ class Program:
     _, out = jax.eval_shape(self._model.apply, self.variables, images)
     for layer in self._layers:
       choose('layer', layer, out)
-    # A model computes less if no features except `pre_logits` are needed.
+    # The model computes less if it need not return features other than `pre_logits`.
     self._features = bool({*self._layers} - {'pre_logits'})
     shapes = jax.eval_shape(self, self.variables, images)
     self.outputs = {name: x.shape[1:] for name, x in shapes.items()}
@@ -84,7 +84,7 @@ class Program:
 def describe(
   loaded: Loaded, program: Program, to: str, platforms: list[str] | None
 ) -> dict:
-  """Describes the program for its users: its pixels, outputs and class names.
+  """Describes the program for its users: its input, outputs and class names.
 
   `input.mean` and `input.std` are per channel, for pixels in [0, 1], as timm and torchvision
   write them: the program takes (pixel / 255 - mean) / std. They are null if the pipeline
@@ -125,7 +125,7 @@ def describe(
 
 
 def _filling(pp: str, size: tuple[int, int]) -> str:
-  """Returns a pipeline that pads no images, because a program takes no mask of the padding.
+  """Returns a pipeline without padding, because a program takes no mask of the padding.
 
   If `pp` pads images to a size, the result resizes them to that size.
   """

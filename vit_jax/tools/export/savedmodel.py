@@ -20,8 +20,9 @@ from vit_jax.errors import UserError
 from vit_jax.tools.export.program import BATCH, Program
 
 FACTS = 'assets.extra/vit_jax.json'
-# TensorFlow 2.21, the oldest that the extra `tf` allows, reads versions up to 1.13.7.
-# jax2tf targets readers of four weeks before JAX's release: with JAX 0.12 that is 1.18.
+# The version to write. TensorFlow 2.21, the oldest that the extra `tf` allows, reads versions
+# up to 1.13.7. jax2tf writes the version of four weeks before JAX's release, which is newer:
+# 1.18 with JAX 0.12.
 _STABLEHLO = '1.13.0'
 _COMPOSITE = re.compile(
   r'stablehlo\.composite "[^"]+" ([%\w#, ]*) \{decomposition = (@[\w.]+)[^}]*\} :'
@@ -32,7 +33,7 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
   """Writes the SavedModel to the folder `path`."""
   tf, call_module = lazy_tf.load(), lazy_tf.call_module()
   leaves, structure = jax.tree.flatten(program.variables)
-  # The order of jax.tree.
+  # The order in which jax.tree flattens the outputs.
   names = sorted(program.outputs)
 
   def flat(*arguments):
@@ -50,7 +51,8 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
     raise UserError(
       'A SavedModel of a two-stage detector needs a fixed batch: give --batch N.'
     )
-  # TensorFlow 2.21 does not refine shapes within composite operations, such as erfc.
+  # TensorFlow 2.21 does not refine shapes within composite operations, such as erfc, so call
+  # their decompositions.
   text = _COMPOSITE.sub(r'func.call \2(\1) :', text)
   module = stablehlo.serialize_portable_artifact_str(text, _STABLEHLO)
   images = tf.TensorSpec((program.batch, *program.shape(1)[1:]), name='images')

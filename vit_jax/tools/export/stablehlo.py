@@ -16,7 +16,7 @@ from jax import export
 from vit_jax.errors import UserError
 from vit_jax.tools.export.program import BATCH, Program
 
-# The limit of flatbuffers is 2 GiB, of which the program needs a part.
+# Flatbuffers hold up to 2 GiB, of which the program needs a part.
 _MOST_BYTES = 2**31 - 2**24
 
 
@@ -28,8 +28,8 @@ def write(program: Program, path: Path, facts: dict, platforms: list[str]) -> No
   """
   if (size := 4 * program.params) > _MOST_BYTES:
     raise UserError(
-      f'{size / 2**30:.1f} GiB of parameters, but a file of jax.export holds 2: --to '
-      'savedmodel has no such limit.'
+      f'The model has {size / 2**30:.1f} GiB of parameters, but a file of jax.export holds '
+      'at most 2: --to savedmodel has no such limit.'
     )
   (batch,) = export.symbolic_shape(BATCH)
   images = jax.ShapeDtypeStruct(program.shape(batch), 'float32')

@@ -1,6 +1,6 @@
 """`vit_jax figures` draws a model's attention, filters and positions, and results of runs.
 
-The modules of this folder draw the figures; what they share stands here.
+The modules of this folder draw the figures. This one holds the code that they share.
 """
 
 from typing import Any, NamedTuple

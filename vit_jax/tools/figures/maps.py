@@ -8,7 +8,7 @@ from vit_jax.explain import attention
 from vit_jax.tools import predict, source
 from vit_jax.tools.figures import Drawing, grids
 
-# The most images in a figure, one page; the table has all images.
+# Maximum number of images in a figure, which is one page. The table has all images.
 _MOST = 32
 
 _TITLES = {
@@ -54,7 +54,7 @@ def draw(args) -> Drawing:
 
 
 def _describe_clipping(images, maps, top: float) -> str:
-  """Describes the patches above the scale of colours, in the map where they hold the most."""
+  """Describes the patches beyond the colour scale, in the map where they hold the most."""
   above = [m[m > np.quantile(m, top)] for m in maps]
   shares = [high.sum() / (m.sum() or 1) for high, m in zip(above, maps, strict=True)]
   i = int(np.argmax(shares))
@@ -112,7 +112,7 @@ def to_colours(loaded, images):
   H, W, C = images.shape[1:]
   flat = lambda n: [np.full((n * H, n * W, C), level, np.uint8) for level in (0, 255)]
   try:
-    # Large enough if nothing is cropped before it is resized.
+    # This is large enough unless the pipeline crops before it resizes.
     small = loaded.preprocess(flat(1))
   except UserError:
     small = loaded.preprocess(flat(2))

@@ -92,7 +92,7 @@ def _positions(loaded) -> tuple[np.ndarray, tuple[int, int]]:
     model.posemb, model.posemb_std, fields.get('posemb_tokens', 'prefix')
   )
   made = re.compile(r'Transformer/(encoderblock(_0)?/(rows/)?)?posembed_input/(.*)')
-  # Of scanned blocks take the first.
+  # Take the first of scanned blocks.
   params = {
     m[4]: x[0] if m[1] and not m[2] else x
     for name, x in trees.flatten(loaded.params).items()

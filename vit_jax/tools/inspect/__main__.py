@@ -19,7 +19,7 @@ from vit_jax.config import recipes
 from vit_jax.errors import UserError, did_you_mean
 from vit_jax.tools.inspect import tpu
 
-# {question: the arguments that go with it, besides --json}.
+# Question -> the arguments that go with it, besides --json.
 _ALLOWED = {
   'zoo': ('zoo',),
   'config': ('config', 'examples', 'mesh', 'tpu'),
@@ -72,16 +72,18 @@ def _question(args, parser) -> str:
   if name.endswith('.py') or name in recipes():
     raise UserError(f'{args.model} is a config: write --config {args.model}.')
   if '/' in name:
-    # The name of a model has no slash before a colon.
+    # A model's name has no slash before the colon, so a path was meant.
     near = did_you_mean(name, models.names())
-    raise UserError(f'{name}: no file or folder; --config RECIPE, hf:OWNER/NAME.{near}')
+    raise UserError(
+      f'{name}: no such file or folder. Write --config RECIPE or hf:OWNER/NAME.{near}'
+    )
   return 'model'
 
 
 def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
   if args.tpu and args.mesh:
     raise UserError(
-      '--mesh: a slice has the mesh of the config, such as --config.mesh.fsdp=4.'
+      '--mesh does not go with --tpu: set the mesh in the config, as --config.mesh.fsdp=4.'
     )
   if args.examples == 0:
     raise UserError('--examples 0: an epoch has at least one image.')
@@ -106,7 +108,7 @@ def _recipe(args, assignments: list[str]) -> tuple[dict, str]:
 
 
 def _mesh(text: str) -> dict[str, int]:
-  """Returns 'data=64,fsdp=16' as {'data': 64, 'fsdp': 16}."""
+  """Parses 'data=64,fsdp=16' to {'data': 64, 'fsdp': 16}."""
   sizes = {}
   for item in text.split(','):
     axis, _, size = item.partition('=')

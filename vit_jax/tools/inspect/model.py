@@ -57,7 +57,7 @@ def describe(
   fields: dict | None = None,
   examples: float | None = None,
 ) -> dict:
-  """Describes a model of that name, 'vit:B/16' or a published one.
+  """Describes the model of a name such as 'vit:B/16', or of a published name.
 
   Args:
     fields: more fields of the model, such as `{'classifier': 'map'}`.
@@ -74,7 +74,7 @@ def describe(
   module = models.build(name, **fields)
   forward, variables, images = _trace(module, (*resolution, 3))
   params = trees.flatten(variables['params'])
-  # Such a model was traced as one block.
+  # The model was traced with stacked blocks: separate them.
   if getattr(module, 'scan', None) is False:
     unstack = functools.partial(adapt.unstack, family=module.family)
     params = jax.eval_shape(unstack, params)
@@ -94,7 +94,7 @@ def describe(
 
 
 def _modules(params: dict) -> dict[str, int]:
-  """Returns the parameters of each module; blocks that differ only by number are one."""
+  """Returns {module: number of parameters}, with all blocks of a kind as one module."""
   paths = {name: name.split('/') for name in params}
   stacks = {path[0] for path in paths.values() if len(path) > 1 and 'block' in path[1]}
   sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Steps, epochs, compute and memory of a config's training; its data stays closed.
+"""Computes steps, epochs, compute and memory of a config's training, without its data.
 
 The number of training examples is an argument; only bundled sources are opened.
 """
@@ -21,16 +21,16 @@ from vit_jax.train import flops, runtime, schema
 from vit_jax.train.trainer import Trainer
 from vit_jax.weights import complete, from_section, lacks_backbone, zoo
 
-# Features of an example that has other outputs than a label, where its source is closed.
+# Kind of a task's outputs, other than classes -> features of an example of unopened data.
 _FEATURES = Registry('features of outputs', {})
-_FREE = ('digits', 'digits_canvas', 'shapes', 'synthetic')  # sources that open at once
+_FREE = ('digits', 'digits_canvas', 'shapes', 'synthetic')  # sources that open quickly
 
 
 def load(spec: str, assignments: list[str]) -> dict:
   """Returns the checked config of 'NAME[:ARGS]' or 'FILE.py[:ARGS]'.
 
-  Where the weights name the model, it is looked up by their name in the zoo, or read
-  from them where they are a path; nothing is downloaded.
+  If the config leaves the model to its weights, the model is looked up by their name in the
+  zoo, or read from their local file. Nothing is downloaded.
 
   Args:
     assignments: 'optim.lr=3e-4', as after `--config.` on the command line.
@@ -41,7 +41,7 @@ def load(spec: str, assignments: list[str]) -> dict:
 
 
 def _model(config: dict) -> dict:
-  """Returns the section `model`, its name filled in by the weights."""
+  """Returns the section `model`, with a name from the weights if it has none."""
   check.check('config.model', model := config.get('model', {}), dict)
   weights = config.get('weights')
   if not weights or not weights.get('source'):
@@ -56,8 +56,8 @@ def _model(config: dict) -> dict:
   if os.path.exists(os.path.expanduser(weights['source'])):
     return complete(model, from_section(**weights))
   raise UserError(
-    f'config.weights.source={weights["source"]!r} is not here, and so the model unknown: '
-    'name it with --config.model.name=vit --config.model.variant=B/16.'
+    f'config.weights.source={weights["source"]!r} is not a local file, so the model is '
+    'unknown: name it with --config.model.name=vit --config.model.variant=B/16.'
   )
 
 
@@ -65,12 +65,12 @@ def describe(config: dict, examples: int | None = None) -> dict:
   """Describes the training of a checked config.
 
   Args:
-    examples: images of one epoch; None: as many as the source has, if it opens at once.
+    examples: images of one epoch; None: as many as the source has, if it opens quickly.
 
   Returns:
-    The numbers that `render` prints. classes is None where it is unknown, and then the
-    head is in none of the sums, as is `beside`, the task's own part of the parameters.
-    features is {name: [shape, dtype]} of an example besides its image.
+    The numbers that `render` prints. classes is None if it is unknown; the sums then lack
+    the head. They always lack `beside`, the parameters that the task adds. features is
+    {name: [shape, dtype]} of an example, except its image.
   """
   data, model = config['data'], dict(config['model'])
   source = open_bundled(data)
@@ -78,7 +78,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
   batch = data['batch_size']
   check.check('config.data.batch_size', batch, check.Count)
   steps = config_lib.total_steps(config, epoch or 0, batch)
-  with check.prefix_errors('config.optim'):  # a schedule may refuse so few steps
+  with check.prefix_errors('config.optim'):  # A schedule may reject so few steps.
     optim.build(**config['optim'], total_steps=steps, family=models.family(**model))
   _, spec = trace(config, source)
   *resolution, channels = spec['image'].shape[1:]
@@ -115,17 +115,19 @@ def trainer(config: dict, record: dict, mesh) -> Trainer:
   """Returns the `Trainer` of a checked config on a mesh, from shapes alone.
 
   Args:
-    mesh: its devices may be fake, or described.
+    mesh: its devices may be fake, or descriptions as in `tpu.devices`.
   """
   if tasks.class_of(config).CLASSES and record['classes'] is None:
     raise UserError(
-      f'The classes of {record["source"]!r} are unknown: --config.model.num_classes=K.'
+      f'The number of classes of {record["source"]!r} is unknown: pass '
+      '--config.model.num_classes=K.'
     )
   batch = record['batch_size']
   parts = mesh.shape['data'] * mesh.shape['fsdp'] * config['optim'].get('accum', 1)
   if batch % parts:
     raise UserError(
-      f'config.data.batch_size={batch} is no multiple of {parts}, data x fsdp x accum.'
+      f'config.data.batch_size={batch} must be a multiple of {parts}, the product of '
+      'mesh.data, mesh.fsdp and optim.accum.'
     )
   preprocess, spec = trace(config, open_bundled(config['data']))
   model = {**config['model'], 'num_classes': record['classes']}
@@ -142,7 +144,7 @@ def memory(config: dict, record: dict, axes: dict[str, int]) -> dict:
   devices = math.prod(axes.values())
   mesh = sharding.make_mesh(**{'data': 1, **axes}, devices=jax.devices()[:devices])
   with jax.set_mesh(mesh):
-    # LLVM's optimisations, half of the time, come after the memory is planned.
+    # Skip LLVM's optimisations, half of the time: they come after the memory is planned.
     options = runtime.options() | {'xla_backend_optimization_level': '0'}
     program = trainer(config, record, mesh).lower().compile(options)
   return {'mesh': dict(mesh.shape), 'devices': devices, **runtime.memory(program)}
@@ -160,7 +162,7 @@ def render_memory(record: dict) -> str:
 
 
 class _Closed(Source):
-  """Stands for the data of a config that is not opened: it has features, no examples."""
+  """A source in place of data that is not opened. It has features, but no examples."""
 
   def __init__(self, config: dict):
     self.name, outputs = str(config['data']['source']), tasks.class_of(config).OUTPUTS
@@ -177,7 +179,7 @@ class _Closed(Source):
 
 
 def open_bundled(data: dict) -> Source | None:
-  """Returns the source of a section `data` where it opens at once, else None."""
+  """Returns the source of a section `data` if it opens quickly, else None."""
   if str(data['source']).partition(':')[0] not in _FREE:
     return None
   options = data.get('source_options') or {}
@@ -189,7 +191,7 @@ def trace(config: dict, source: Source | None) -> tuple[Preprocess, dict]:
   """Returns (the pipeline of a training, the spec of its batches): see `trace_batch`.
 
   Args:
-    source: of `open_bundled`. None: it has the features that the task declares.
+    source: the result of `open_bundled`. None: the features are those of the task.
   """
   data, source = config['data'], _Closed(config) if source is None else source
   with check.prefix_errors(f'pp {data["pp"]!r}'):

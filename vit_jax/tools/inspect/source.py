@@ -1,4 +1,4 @@
-"""The content of a file of weights, or of a run's folder."""
+"""Describes the content of a file of weights, or of a run's folder."""
 
 import math
 import os
@@ -40,7 +40,9 @@ def describe(source: str, fields: dict) -> dict:
   if (run := runs.find(source)) is None:
     return _describe_file(source, fields)
   if fields:
-    raise UserError(f'{source} is a run, which knows its model: leave out --set.')
+    raise UserError(
+      f'{source} is a run, whose config names the model: leave out --set.'
+    )
   return _describe_run(source, *run)
 
 
@@ -151,7 +153,7 @@ def _run_facts(record: dict) -> dict:
 
 
 def _group_blocks(model: str, shapes: dict) -> list[tuple[str, str]]:
-  """Returns (name, shape), one row for the blocks that differ in their number alone."""
+  """Returns rows (name, shape). Blocks that differ only in their number share a row."""
   family, rows = models.family(model), {}
   for name, shape in shapes.items():
     stacked = family.stacked(name)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from vit_jax.errors import UserError, choose
 
 _GIB = 2**30
-# Without these variables libtpu asks a metadata server about its machine, and does not let a
+# Without these variables, libtpu asks a metadata server about its machine, and does not let a
 # second process use it.
 _ENVIRONMENT = {
   'JAX_PLATFORMS': 'cpu',
@@ -29,7 +29,7 @@ _ENVIRONMENT = {
 
 
 class Generation(NamedTuple):
-  """A generation of TPUs. A device is a core of v2, v3 and 7x, and otherwise a chip.
+  """A generation of TPUs. A device is a core in v2, v3 and 7x, and a chip in all others.
 
   Attributes:
     tflops: the vendor's peak of a device in bfloat16, in 1e12 operations per second
@@ -78,8 +78,8 @@ def parse(text: str) -> tuple[str, str]:
   beyond = any(n > 1 for n in sizes[generation.axes :])
   if not sizes or beyond or math.prod(sizes) > generation.chips:
     raise UserError(
-      f'{text!r}: slices of {name} have chips along {generation.axes} axes, up to '
-      f'{generation.chips:,} of them, as in {name}:{generation.slice}.'
+      f'{text!r}: slices of {name} have {generation.axes} axes and at most '
+      f'{generation.chips:,} chips, as in {name}:{generation.slice}.'
     )
   return name, shape
 
@@ -99,7 +99,7 @@ def devices(text: str) -> list:
   from jax.experimental import topologies
 
   name, shape = parse(text)
-  # As on Cloud TPU VMs, both cores of a chip are one device.
+  # On v4, both cores of a chip are one device, as on Cloud TPU VMs.
   megacore = {'chip_config_name': 'megacore'} if name == 'v4' else {}
   platform = f'tpu{name}' if name == '7x' else name
   try:
@@ -108,7 +108,7 @@ def devices(text: str) -> list:
     )
   except jax.errors.JaxRuntimeError as error:
     raise UserError(
-      f'--tpu {text}: not a shape of {name}, as {GENERATIONS[name].slice} is: '
+      f'--tpu {text}: {name} has no slice of this shape, but {GENERATIONS[name].slice}: '
       f'{str(error).splitlines()[0]}'
     ) from None
   return list(described.devices)
@@ -194,7 +194,7 @@ _CALLED = re.compile(
 
 
 def cycles(text: str, generation: Generation) -> int:
-  """Sums the estimates in the text of a program; a loop's body counts once per turn."""
+  """Sums the estimated cycles in a program's text; a loop's body counts once per iteration."""
   own, called, constants, name, entry = {}, {}, {}, '', ''
   # The metadata of a kernel stands on lines of its own: join them.
   text = re.sub(r'kernel_metadata=\{\n(.*)\n\}', r'kernel_metadata={\1}', text)
@@ -212,7 +212,7 @@ def cycles(text: str, generation: Generation) -> int:
         max(moved, cost.get('flops', 0) / generation.ops_per_cycle)
       )
     elif loop := _LOOP.search(line):
-      # If the number of turns is not given, it is the only constant of the condition.
+      # If the number of iterations is not given, it is the only constant of the condition.
       trips = _TRIPS.search(line)
       turns = [int(trips[1])] if trips else constants[loop[1]]
       called[name].append((loop[2], max(turns, default=1)))

@@ -18,7 +18,7 @@ class Run(NamedTuple):
 
   Attributes:
     name: a name that is unique on the page.
-    status: the values of status.json, with the state by `train.status.state`; {} if it
+    status: the values of status.json, with the state from `train.status.state`; {} if it
       cannot be read.
     rows: the rows of metrics.jsonl.
     starts: the starts of the run, see `train.status`.
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
   @property
   def class_names(self) -> list[str] | None:
-    """The names of the classes, with words for WordNet ids, or None."""
+    """The names of the classes, in words if they are WordNet ids; None if there are none."""
     names = self.config['resolved'].get('class_names')
     return names and [imagenet.describe(name) or name for name in names]
 

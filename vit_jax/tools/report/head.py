@@ -25,7 +25,8 @@ def deciding(run: Run) -> list[tuple[str, str, str, str]]:
     rows = [row for row in run.rows if row['step'] <= at]
     texts[best] = numbers.results(run._replace(rows=rows)).get(best, '')
     when[best] = f'at step {at:,}, the best'
-  # Put evaluations that store predictions first: they measure the task, others its features.
+  # Put evaluations that store predictions first: they measure the task itself, while others
+  # measure the quality of features.
   for source in sorted(run.evals, key=lambda name: name not in run.predictions):
     own = (name for name in texts if name.startswith(f'{source}/'))
     larger = lambda name: evaluators.find_metric(name, run.evals).larger_is_better
@@ -38,7 +39,7 @@ def facts(run: Run) -> dict[str, str]:
   """Returns {name: text} about the state of a run, and its time, memory and cost."""
   last, out = run.starts[-1] if run.starts else {}, {'state': _state(run)}
   clock = [row[f'{TIME}seconds'] for row in run.rows if f'{TIME}seconds' in row]
-  # The clock starts anew whenever a run is resumed.
+  # The clock starts anew whenever a run is resumed, so add up its last values.
   total = sum(a for a, b in itertools.pairwise([*clock, 0]) if b < a)
   if (step := run.status.get('best_step')) is not None:
     out['best step'] = f'{step:,}'

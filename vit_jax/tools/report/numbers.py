@@ -11,7 +11,7 @@ from vit_jax.evaluators.base import interval
 from vit_jax.tools.report.folder import Run
 from vit_jax.train.metrics import TIME, last_values
 
-# The most points of a curve, two for each pixel of its width.
+# Maximum number of points in a curve: two for each pixel of its width.
 POINTS = 1200
 # (title, regex of names) of the charts on the page of one run. All numbers whose names match
 # are curves of that chart.
@@ -59,7 +59,7 @@ def charts(runs: list[Run]) -> list[dict]:
       metric = evaluators.find_metric(name, run.evals)
       points = [(row['step'], row[name]) for row in run.rows if name in row]
       group = next((t for t, pattern in _CHARTS if re.fullmatch(pattern, name)), name)
-      # A number that stayed at 0, such as a counter of bad steps.
+      # Leave out a number that stayed at 0, such as a counter of bad steps.
       counter = group == name and not any(y for _, y in points)
       if counter or re.fullmatch(_NOT_SHOWN, name) or metric.detail or len(points) < 2:
         continue
@@ -80,7 +80,7 @@ def charts(runs: list[Run]) -> list[dict]:
 
 
 def schedule(config: dict) -> list[tuple[int, float]]:
-  """Returns the (step, learning rate)s of a whole run by its config; [] without `optim`."""
+  """Returns [(step, learning rate), ...] of a whole run, by its config; [] without `optim`."""
   section, total = config.get('optim'), config['resolved'].get('total_steps')
   if not section or not total:
     return []

@@ -13,7 +13,8 @@ from vit_jax.tools.report import head, numbers, pictures
 from vit_jax.tools.report.folder import Run, read
 from vit_jax.version import __version__
 
-# The most pictures of mistakes on a page, and of one evaluation; a picture takes 10 kB.
+# Maximum number of pictures of mistakes on a page, and for one evaluation. A picture takes 10
+# kB.
 _MISTAKES, _EACH = 72, 12
 # Maximum number of rows in the table of confused classes.
 _CONFUSIONS = 100
@@ -21,8 +22,8 @@ _CONFUSIONS = 100
 _CELLS = 40
 # Maximum number of unreadable images that are listed.
 _MOST_BAD = 100
-# Type of an evaluation -> function(run, its name) -> the template's values, if its answers
-# are other than classes.
+# Type of an evaluation whose answers are not classes -> function(run, name of the evaluation)
+# that returns the template's values.
 PARTS = Registry('part of a page', {})
 
 

@@ -55,7 +55,7 @@ def mistakes(run: Run, name: str, most: int, look: bool) -> tuple[list[dict], li
 
 
 def read(run: Run, name: str, indices) -> tuple[dict[int, tuple], list[str]]:
-  """Reads examples of an evaluation again: ({index: example}, reasons for missing ones).
+  """Reads examples of an evaluation again; returns ({index: example}, reasons for failures).
 
   An example is (name, or path if it has one; image as the source has it; pixels as the
   model sees them, uint8 [H, W, C]).
@@ -92,7 +92,9 @@ def _pixels(image, pp: str) -> np.ndarray:
 def _heats(run: Run, name: str, examples: dict[int, tuple]) -> dict[int, str]:
   """Draws the attention rollout over images: {index: data URL}."""
   if jax.process_count() > 1:
-    raise RunError('A checkpoint is restored by all processes: vit_jax report is one.')
+    raise RunError(
+      'All processes must restore a checkpoint: run vit_jax report in one.'
+    )
   from vit_jax import explain, weights
   from vit_jax.explain import plots
 
