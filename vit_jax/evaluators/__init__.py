@@ -36,6 +36,6 @@ def declarations(source: str, evals: dict) -> dict[str, Metric]:
 
 
 def find_metric(key: str, evals: dict) -> Metric:
-  """Returns the metric of a number such as 'test/top1'; by default a plain number."""
+  """Returns the declaration of a metric such as 'test/top1', or `Metric()` without one."""
   source, _, name = key.partition('/')
   return match_metric(declarations(source, evals), name)

@@ -1,4 +1,4 @@
-"""What evaluators share: metrics, opening the data, and one pass over its batches."""
+"""Code that evaluators share: metrics, opening the data, and one pass over its batches."""
 
 import contextlib
 import dataclasses
@@ -24,8 +24,8 @@ class Metric:
     larger_is_better: None if no direction is better, as for a count.
     std: suffix of the name of its standard deviation.
     detail: whether the summary of a run leaves it out.
-    of_images: whether it is the share of right answers among the `examples` images, which
-      has an `interval`. An AP, an IoU or a share of pixels is not.
+    of_images: whether it is a fraction of the `examples` images, so that `interval` applies.
+      An AP, an IoU or a fraction of pixels is not.
   """
 
   percent: bool = False
@@ -55,7 +55,7 @@ def interval(share: float, examples: float) -> tuple[float, float]:
 
 
 def match_metric(metrics: dict[str, Metric], name: str) -> Metric:
-  """Returns the first of {regex: metric} that matches the whole name, or `Metric()`."""
+  """Returns the first metric whose regex matches the whole name, or `Metric()`."""
   matches = (m for pattern, m in metrics.items() if re.fullmatch(pattern, name))
   return next(matches, Metric())
 
@@ -65,8 +65,8 @@ def open_batches(mesh: Mesh, **data) -> pipeline.EvalBatches:
   divisor, size = sharding.batch_divisor(mesh), data['batch_size']
   if size % divisor:
     raise UserError(
-      f'Evaluation batch_size={size} must be a multiple of {divisor}, data x fsdp of the '
-      f'mesh, such as {max(1, round(size / divisor)) * divisor}.'
+      f'Evaluation batch_size={size} must be a multiple of {divisor}, the product of '
+      f'mesh.data and mesh.fsdp, such as {max(1, round(size / divisor)) * divisor}.'
     )
   return pipeline.EvalBatches(**sharding.host_of_batch(mesh), **data)
 

@@ -19,8 +19,8 @@ from vit_jax.errors import UserError, choose, did_you_mean
 
 NUMBER, NAME, KNOWN = 'number', 'name', 'known'
 DATA, ALL = 'data', 'all'
-# Share of class names that must agree. Published lists differ from ours in a few names, such
-# as those of the two cranes.
+# Share of class names that must agree with ours. Published lists differ in a few names, such
+# as those of the two classes 'crane'.
 _ALIKE = 0.95
 
 
@@ -79,11 +79,11 @@ def match(
       One of `imagenet.LISTS`: by WordNet id, for a model without class names that has the
       classes of this list.
       A JSON file: see `_match_by_file`.
-      None: by WordNet id or name, or else by number if both have equally many classes.
+      None: by WordNet id or name or, if no name matches, by number.
     among: the classes of the model that may be predicted: 'data' for those that the data
       has, 'all', or one of `imagenet.LISTS`. None: 'data' if the data has a part of the
       model's classes, matched by WordNet id; 'imagenet_a' or 'imagenet_r' for the TFDS
-      data sets of these names, which declare all 1,000 classes; else 'all'.
+      data sets of these names, which declare all 1,000 classes; otherwise 'all'.
 
   Returns:
     (the match, a remark or ''). The match is None if the classes are the same, or if they
@@ -97,7 +97,8 @@ def match(
     number = imagenet.LISTS[class_map][1]
     if model.number != number:
       raise UserError(
-        f'class_map={class_map!r} has {number:,} classes, the model {model.number:,}.'
+        f'class_map={class_map!r} has {number:,} classes, but the model has '
+        f'{model.number:,}.'
       )
     model, class_map = Classes(imagenet.wordnet_ids(class_map), number), NAME
   if declared := re.match(r'tfds:(?:.*/)?(imagenet_[ar])\b', source.name):
@@ -105,7 +106,7 @@ def match(
   names, rows, remark = source.class_names, None, ''
   n = len(names or ())
   same = names and model.names and ids(names) == ids(model.names[:n])
-  # The model has the classes of the data first, and the names of its other classes are unknown.
+  # The classes of the data are the first of the model, whose other classes have no names.
   if class_map is None and same and not any(model.names[n:]):
     if among in (None, DATA, ALL):
       return None, ''
@@ -178,13 +179,16 @@ def _match_by_name(source, names, model, how: str | None) -> tuple[list | None, 
       return None, ''
   raise UserError(
     f'{source}: the model has no class {describe_class(missing[0])}, one of {len(missing):,} of '
-    f"{n:,}; class_map is 'known' to leave them out, 'number', or a FILE that maps them."
+    f"{n:,}; set class_map='known' to leave them out, 'number', or a FILE that maps them."
     f'{did_you_mean(missing[0], model.names)}'
   )
 
 
 def _numbers(names: Sequence[str], number: int) -> tuple[list | None, str]:
-  """Matches names such as '0', '1', '10', '2', numbers in another order, as `_match_by_name`."""
+  """Matches class names that are numbers in another order, such as '0', '1', '10', '2'.
+
+  Returns the same as `_match_by_name`.
+  """
   values = [int(name) for name in names if name.isdecimal()]
   ordered = list(range(number))
   if len(names) != number or sorted(values) != ordered or values == ordered:
@@ -238,8 +242,8 @@ def _match_by_number(source, model: Classes, explicit: bool) -> str:
   names, k, K = source.class_names, source.num_classes, model.number
   if k is not None and (k > K or (k < K and names and not explicit)):
     raise UserError(
-      f'{source.name} has {k} classes, the model {K}: choose other data, set class_map, '
-      'or train a head: vit_jax train --config=finetune:weights=SOURCE.'
+      f'{source.name} has {k} classes, but the model has {K}: choose other data, set '
+      'class_map, or train a head: vit_jax train --config=finetune:weights=SOURCE.'
       f'{"" if model.names or k > K else _hint(model)}'
     )
   if names and model.names and not explicit:
@@ -264,7 +268,8 @@ def _build_match(
     row[places] = True
   if among in (DATA, ALL):
     columns = np.flatnonzero(full.any(0)) if among == DATA else np.arange(model.number)
-    # If the columns are exactly the classes of the data, take their order, as tables do.
+    # If the columns are exactly the classes of the data, keep the data's order, also in
+    # tables.
     if np.all(full.sum(1) == 1) and len(columns) == len(full) == full.any(0).sum():
       columns = full.argmax(1)
   else:
@@ -288,7 +293,9 @@ def _build_match(
 
 
 def find_list(names: Sequence[str]) -> str | None:
-  """Finds the one of `imagenet.LISTS` with these WordNet ids, or nearly these names, in order."""
+  """Finds the list in `imagenet.LISTS` with these WordNet ids, or nearly these names, in
+  order.
+  """
   for name, (_, number) in imagenet.LISTS.items():
     if len(names) == number:
       exact = imagenet.is_wordnet_id(names[0])

@@ -1,4 +1,4 @@
-"""Top-1, top-5 and loss over every example of a split, exactly once."""
+"""Top-1, top-5 and loss over a split, in which every example counts exactly once."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, ClassVar
@@ -22,7 +22,8 @@ class Classification(OneSplit):
   the numerators and the denominator (as in ReaL, arXiv 2006.07159, section 3).
 
   Attributes:
-    match: the `class_match.Match` of the data and the model; None: compared by number.
+    match: the `class_match.Match` of the data and the model; None: classes are compared by
+      number.
     note: a sentence on the match for the user, or ''.
     confusion: int64 [true class, predicted class] of the last run, or None.
     predictions: the rows of the last run, see the module `predictions`.
@@ -56,16 +57,16 @@ class Classification(OneSplit):
     Args:
       loss: see `vit_jax.losses`; a run takes the loss of its task. With 'softmax' the
         losses of several labels are summed, as in big_vision.
-      labels: a JSON file of label sets that replace the labels of the data, see
-        `LabelSets`. They are numbers of the model's classes, or of the data's classes if
-        the data has all classes of ImageNet.
+      labels: a JSON file of label sets that replace the labels of the data, see `LabelSets`.
+        It has the numbers of the model's classes, or of the data's classes if the data has all
+        classes of ImageNet.
       class_map, among: how to match the classes of the data with the model's, and which
         classes may be predicted, see `class_match.match`.
-      confusion: whether to count true by predicted classes in `self.confusion` [K, K], for
-        one label per image.
+      confusion: whether to fill the confusion matrix `self.confusion` [K, K], which needs one
+        label per image.
     """
     if model is not None:
-      # For a source that does not know its number of classes.
+      # Used for a source that does not know its number of classes.
       data = {'model_classes': model.number, **data}
     super().__init__(mesh, check_stop, data=data)
     source = self.batches.source
@@ -145,12 +146,12 @@ class Classification(OneSplit):
     counted = (batch['mask'] > 0) & targets.any(-1)
 
     def total(x):
-      # `where`, because 0 * nan of a padded row would be nan.
+      # Use `where`, because 0 times the NaN of a padded row would be NaN.
       return jnp.where(counted, x, 0).sum(dtype=jnp.float32)
 
     rows = predictions.make_rows(batch, logits, targets, counted, self.loss)
     finite = jnp.isfinite(logits).all(-1)
-    # The largest of NaNs would be class 0.
+    # Count rows with NaN as wrong, because their largest logit would be that of class 0.
     rows['right'] &= finite[:, None]
     top, right = rows['top'], rows['right']  # [B, 5]
     sums = {
@@ -168,10 +169,10 @@ class Classification(OneSplit):
       zeros = jnp.zeros((K, K), jnp.int32)
       sums['confusion'] = zeros.at[true, top[:, 0]].add(1, mode='drop')
     if logits.shape[-1] <= 5:
-      # It would always be 1.
+      # Top-5 accuracy would always be 1.
       del sums['top5']
     if self.match is not None:
-      # Rows have the model's numbers of classes.
+      # Rows contain the model's numbers of the classes.
       columns = jnp.asarray(self.match.columns, jnp.int32)
       label = jnp.where(rows['label'] < 0, -1, columns[rows['label']])
       rows |= {'top': columns[top], 'label': label}
@@ -192,8 +193,8 @@ class Classification(OneSplit):
       return (labels @ right > 0).astype(jnp.float32)
     if (K := targets.shape[-1]) > num_classes:
       raise UserError(
-        f'The evaluation data has {K} classes, the model {num_classes}: choose other data '
-        'or num_classes.'
+        f'The evaluation data has {K} classes, but the model has {num_classes}: choose '
+        'other data or num_classes.'
       )
     # A model may have more classes than the data, such as all classes of i21k.
     binary = (targets > 0).astype(jnp.float32)

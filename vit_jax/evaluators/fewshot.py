@@ -15,16 +15,16 @@ from vit_jax.evaluators import lsr
 from vit_jax.evaluators.base import Metric
 from vit_jax.evaluators.probe import Probe
 
-# {protocol: ridges to choose from}.
+# Protocol -> ridge penalties to choose from.
 PROTOCOLS = {'fixed': (lsr.FIXED_L2,), 'sweep': lsr.SWEEP_L2}
 
 
 class FewShot(Probe):
   """Test accuracy of a linear model that is fitted to a few examples per class.
 
-  Protocol 'fixed' has one ridge, 2^10, as big_vision today. Protocol 'sweep' chooses, for
-  each data set, the ridge of 2^-10 ... 2^19 with the best mean accuracy over the *other*
-  data sets: "leave-self-out", as the older code that produced the ViT paper.
+  Protocol 'fixed' has one ridge penalty, 2^10, as in today's big_vision. Protocol 'sweep'
+  chooses, for each data set, the penalty of 2^-10 ... 2^19 with the best mean accuracy over
+  the *other* data sets: "leave-self-out", as in the older code of the ViT paper.
   """
 
   METRICS: ClassVar = {
@@ -56,8 +56,8 @@ class FewShot(Probe):
     self.shots, self.seeds = tuple(shots), tuple(seeds)
     if protocol == 'sweep' and len(options['datasets']) < 2:
       raise UserError(
-        f"few-shot protocol 'sweep' chooses the ridge of each data set by the others: "
-        f"{list(options['datasets'])} has none; use protocol='fixed'."
+        "few-shot protocol 'sweep' chooses the ridge penalty of a data set on the other data "
+        f"sets, but there is only {list(options['datasets'])}: use protocol='fixed'."
       )
     super().__init__(mesh, check_stop, model, **options)
     for name, splits in self.datasets.items():

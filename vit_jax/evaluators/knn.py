@@ -15,8 +15,8 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Metric
 from vit_jax.evaluators.probe import Probe
 
-# The most queries, and similarities, that a device computes at a time. They do not depend on
-# the mesh, so that every mesh computes the same products.
+# Maximum numbers of queries and of similarities that a device computes at a time. They do not
+# depend on the mesh, so that every mesh computes the same products.
 QUERIES, SIMILARITIES = 256, 2**26
 
 
@@ -44,8 +44,8 @@ class KNN(Probe):
     """Opens the data; `options` are those of `Probe`.
 
     Args:
-      k: numbers of neighbours. The papers have 10, 20, 100 and 200; 20 was best.
-      temperature: the temperature of the weights; None: each neighbour has one vote.
+      k: numbers of neighbours. The papers use 10, 20, 100 and 200; 20 was best.
+      temperature: the temperature of the votes' weights; None: each neighbour has one vote.
     """
     self.k, self.temperature = tuple(k), temperature
     super().__init__(mesh, check_stop, model, **options)
@@ -71,7 +71,8 @@ class KNN(Probe):
   def _check_count(self, name: str, examples: int) -> None:
     if examples < max(self.k):
       raise UserError(
-        f'knn {name}: k={list(self.k)} neighbours of {examples} training examples.'
+        f'knn {name}: k={list(self.k)} asks for more neighbours than the {examples} training '
+        'examples.'
       )
 
 
@@ -143,7 +144,7 @@ def vote(similarities, labels, temperature: float | None):
 
   def winner(neighbours):
     s, y = neighbours  # [k], [k]
-    # Relative to the nearest neighbour, because exp(1 / temperature) may overflow.
+    # Weights are relative to the nearest neighbour, because exp(1 / temperature) may overflow.
     weights = (
       jnp.ones_like(s) if temperature is None else jnp.exp((s - s[0]) / temperature)
     )

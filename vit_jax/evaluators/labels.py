@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.check import check
 from vit_jax.errors import UserError
 
-# ILSVRC2012_val_00000001.JPEG is the first list of the ReaL file.
+# ILSVRC2012_val_00000001.JPEG has the first list of the ReaL file.
 _NUMBERED = re.compile(r'.*_(\d{8})\.\w+')
 
 
@@ -22,11 +22,11 @@ class LabelSets:
   """The label sets of the examples of one split.
 
   Args:
-    path: a JSON file, either a list of lists of class indices or {file name: list}. In a
-      list an example is found by the number in its name, counted from 1, such as
-      ILSVRC2012_val_00000001.JPEG, or else by its index. In a dict it is found by its whole
-      name, or else by its name without folders.
-    name_of: returns the name of an example by its index.
+    path: a JSON file, either a list of lists of class indices or {file name: list}. In a list,
+      the number in an example's name is its position, counted from 1, as in
+      ILSVRC2012_val_00000001.JPEG. Without such a number, its index is. In a dict, an example
+      is found by its whole name or by its name without folders.
+    name_of: a function that returns the name of the example with an index.
     in_order: whether the examples are in their original order, so that the index counts.
       The examples of folders and of TFDS are shuffled.
   """
@@ -52,7 +52,7 @@ class LabelSets:
     self._name_of, self._in_order = name_of, in_order
 
   def multi_hot(self, indices: np.ndarray) -> np.ndarray:
-    """Returns float32 [b, K] for example indices [b]."""
+    """Returns the labels of the examples with these indices [b], multi-hot float32 [b, K]."""
     rows = np.zeros((len(indices), self.num_classes), np.float32)
     for row, index in zip(rows, indices, strict=True):
       row[self._find(int(index))] = 1

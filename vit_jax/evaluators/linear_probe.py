@@ -63,13 +63,13 @@ class LinearProbe(probe.Probe):
     """Opens the data; `options` are those of `Probe`.
 
     Args:
-      datasets: {name: arguments of `DATA`}.
+      datasets: {name: fields of a `DATA`, such as source, train and test}.
       l2: penalties to choose from, relative to the sum over examples; scikit-learn's C is
         1 / l2.
       standardize: whether to scale every feature to mean 0 and standard deviation 1 on the
         images that are fitted, so that one list of penalties suits features of any scale.
         False reproduces protocols without it, such as CLIP's.
-      max_iterations: the most iterations of L-BFGS, for each penalty.
+      max_iterations: maximum number of iterations of L-BFGS, for each penalty.
     """
     self.l2 = sorted(set(l2), reverse=True)
     self.standardize, self.max_iterations = standardize, max_iterations
@@ -135,7 +135,7 @@ class LinearProbe(probe.Probe):
     if not 0 < count < train:
       raise UserError(
         f'linear probe {name}: {train} training examples are too few to hold out '
-        f'{HELD_OUT:.0%}: name a split val, or a single l2.'
+        f'{HELD_OUT:.0%}: set the split val, or a single l2.'
       )
     return np.isin(np.arange(train), chosen[:count])
 

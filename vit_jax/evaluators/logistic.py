@@ -1,4 +1,4 @@
-"""Multinomial logistic regression on all rows at once; knows neither data nor models.
+"""Multinomial logistic regression on all rows at once. It depends on no data set or model.
 
 It minimises, over weights W [D, K] and biases b [K],
 
@@ -23,7 +23,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from vit_jax import sharding
 from vit_jax.evaluators.lsr import STD_EPSILON
 
-# A fit ends when no derivative of the mean loss is larger; a tenth of scikit-learn's default.
+# A fit ends when no derivative of the mean loss exceeds this, a tenth of scikit-learn's
+# default.
 TOLERANCE = 1e-5
 # Number of iterations of L-BFGS between two calls of `check_stop`.
 _STEPS = 25
@@ -37,7 +38,8 @@ class Fit(NamedTuple):
   mean: jax.Array  # [D], 0 if features are not standardised
   std: jax.Array  # [D], 1 if features are not standardised
   iterations: int
-  gradient: float  # the largest absolute derivative of the objective per row
+  # Largest absolute derivative of the objective divided by the number of rows.
+  gradient: float
 
 
 class Rows:
@@ -153,10 +155,10 @@ def _count_right(fitted, chunks):
 
 
 def _objective(problem):
-  """Returns a function of the parameters, the objective per row."""
+  """Returns a function of the parameters: the objective divided by the number of rows."""
   *chunks, mean, std, l2 = problem
 
-  # Recomputed, so that the derivative does not hold the logits of all rows.
+  # Recompute this, so that the derivative does not hold the logits of all rows.
   @jax.checkpoint
   def entropy(params, chunk):
     x, y, w = chunk
@@ -181,10 +183,11 @@ def _begin(params, mesh):
 
 @functools.partial(jax.jit, static_argnames='mesh')
 def _advance(state, problem, last, tolerance, mesh):
-  """Advances to iteration `last` or the tolerance.
+  """Iterates up to number `last`, or until no derivative exceeds the tolerance.
 
   Returns:
-    (state, (iterations, the objective per row, its largest derivative)).
+    (state, (iterations, the objective divided by the number of rows, its largest
+    derivative)).
   """
   objective = _objective(problem)
   value_and_grad = optax.value_and_grad_from_state(objective)

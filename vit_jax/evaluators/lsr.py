@@ -1,4 +1,4 @@
-"""Few-shot linear regression in closed form; knows neither data nor models.
+"""Few-shot linear regression in closed form. It depends on no data set or model.
 
 A ridge regression of features on targets in {-1, 1}, by which the ViT paper measures
 representations (section 4.1, "few-shot accuracies"). Constants are those of the reference
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# A constant feature so large that the ridge hardly touches its weight, the bias.
+# Value of the constant feature, so large that the ridge hardly affects its weight, the bias.
 BIAS = 100.0
 STD_EPSILON = 1e-5
 FIXED_L2 = 2.0**10
@@ -88,6 +88,6 @@ def decompose(x, y, z, *, primal: bool):
 
 @jax.default_matmul_precision('highest')
 def scores(factors, ridge):
-  """Returns test scores [n, K] with one ridge; the largest wins."""
+  """Returns test scores [n, K] with one ridge. The class with the largest score wins."""
   left, eigenvalues, right = factors
   return left @ (right / (eigenvalues + ridge)[:, None])

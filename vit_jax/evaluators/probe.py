@@ -30,7 +30,7 @@ class DataSet:
   classes: subset.Classes = None
 
 
-# The type of a probe's `datasets`, {name: arguments of `DataSet`}.
+# The type of a probe's `datasets`, {name: fields of a `DataSet`}.
 DataSets = Annotated[dict[str, Annotated[dict, Section(DataSet)]], nonempty]
 
 
@@ -44,7 +44,7 @@ class Probe:
     datasets: {name: {split: its batches}}.
   """
 
-  # The class of its data sets.
+  # The class that holds a section of `datasets`.
   DATA: ClassVar[type] = DataSet
 
   def __init__(
@@ -61,7 +61,7 @@ class Probe:
     """Opens the data.
 
     Args:
-      datasets: {name: arguments of `DATA`}.
+      datasets: {name: fields of a `DATA`, such as source, train and test}.
       pp: preprocessing; 'decode|resize(256)|central_crop(224)|value_range(-1, 1)' in the
         reference code.
       batch_size: number of images in a batch, over all devices.
