@@ -293,9 +293,7 @@ def _build_match(
 
 
 def find_list(names: Sequence[str]) -> str | None:
-  """Finds the list in `imagenet.LISTS` with these WordNet ids, or nearly these names, in
-  order.
-  """
+  """Finds the list of `imagenet.LISTS` that has these ids, or nearly these names, in order."""
   for name, (_, number) in imagenet.LISTS.items():
     if len(names) == number:
       exact = imagenet.is_wordnet_id(names[0])

@@ -59,8 +59,8 @@ def attention_maps(
     choose(f'option of the kind {kind}:', name, allowed)
   if classes is not None and kind not in OF_A_CLASS:
     raise UserError(
-      f'classes={classes!r}: the method {kind} explains no class, but '
-      f'{", ".join(OF_A_CLASS)} do.'
+      f'classes={classes!r}: the kind {kind} explains no class; kinds that do are '
+      f'{", ".join(OF_A_CLASS)}.'
     )
   loaded = ensure_loaded(source)
   x = loaded.preprocess(images)
@@ -148,7 +148,7 @@ def _number_of_classes(loaded) -> int:
   K = getattr(loaded.model, 'num_classes', None)
   if K is None or getattr(loaded.model.untuned, 'classifier', None) == 'none':
     raise UserError(
-      f'{loaded.source} gives no class logits to explain. The methods rollout and '
+      f'{loaded.source} gives no class logits to explain. The kinds rollout and '
       'attention work without them.'
     )
   return K

@@ -1,4 +1,4 @@
-"""Summarises the attention weights of all layers; pure functions of arrays."""
+"""Summarises the attention weights of all layers, in pure functions of arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def rollout(attention: jax.Array, fusion: str = 'mean', residual: bool = True):
 
 
 def class_rollout(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-  """Returns how relevant each input token is, by way of each output token, for one class.
+  """Returns the relevance of each input token for a class, through each output token.
 
   "Generic Attention-model Explainability" (arXiv 2103.15679, equations 5 and 6) for
   self-attention. A_l is the mean over heads of the positive part of gradient times weight,
@@ -67,7 +67,7 @@ def positive_part(attention: jax.Array, gradients: jax.Array) -> jax.Array:
 def attention_distance(
   attention: jax.Array, grid: tuple[int, int], patch: int | tuple[int, int]
 ) -> jax.Array:
-  """Returns the mean attention distance of each head, pixels (ViT paper, figure 7 right).
+  """Returns the mean attention distance of each head in pixels (ViT paper, figure 7 right).
 
   It is the mean over query patches of a sum over key patches: the attention weight times the
   distance between the centres. Tokens before the patches, such as the class token, are left

@@ -1,4 +1,4 @@
-"""Colours of classes and curves that can be told apart."""
+"""Colours for classes and curves that readers can tell apart."""
 
 # The colours of Okabe and Ito, which colour-blind readers can tell apart. Yellow is left out,
 # because it is faint on white.

@@ -48,7 +48,8 @@ def class_rollout(model, variables, images, classes):
   if (pooling := attended.pooling) is not None:
     pooling = positive_part(pooling, gradients.pooling)
   else:
-    # In a mean over tokens the identity adds the same to all tokens and hides the rest.
+    # In a mean over tokens, the identity adds the same to all tokens and hides their
+    # differences.
     rows -= jnp.eye(rows.shape[-1])
   return _read(model, rows, pooling, grid)
 

@@ -23,8 +23,8 @@ class Adapter(Method):
   changes.
 
   Attributes:
-    reduction: D / reduction is the number of channels between down and up. VPT has 8, 64
-      or 256.
+    reduction: D / reduction is the number of channels between down and up. The VPT paper uses
+      8, 64 or 256.
   """
 
   by_block: ClassVar = True
@@ -37,15 +37,15 @@ class Adapter(Method):
       if re.fullmatch(backbone.family.branch_ends, path):
         if (D := layer.outputs[-1]) < self.reduction:
           raise ValueError(
-            f'reduction={self.reduction} is more than the {D} channels of {path}: take '
-            f'{D} or less'
+            f'reduction={self.reduction} is more than the {D} channels of {path}: set it to '
+            f'at most {D}'
           )
         places.append((path, D, D // self.reduction))
     return Adapters(tuple(places))
 
 
 class Adapters(Addition):
-  """Parameters `PATH/down/{kernel,bias}` and `PATH/up/{kernel,bias}` for each place.
+  """Adapters with parameters `PATH/down/{kernel,bias}` and `PATH/up/{kernel,bias}`.
 
   Attributes:
     places: (path of the layer, D, number of channels between) of each adapter.

@@ -15,7 +15,7 @@ from vit_jax.errors import did_you_mean
 from vit_jax.tune.method import Method
 from vit_jax.tune.tuned import SCOPE, Addition
 
-# The default of `layers` where a model has these kernels (section 4.2).
+# The default of `layers` for a model that has such kernels (section 4.2).
 _USUAL = r'.*/(query|value)/kernel'
 
 
@@ -82,7 +82,7 @@ def _sizes(backbone, name: str) -> tuple[int, int]:
 
 
 class LowRank(Addition):
-  """Parameters `PATH/lora_a` and `PATH/lora_b` for each place.
+  """Low-rank products with parameters `PATH/lora_a` and `PATH/lora_b`.
 
   Attributes:
     places: (path of the layer, inputs, outputs) of each kernel.
@@ -95,7 +95,7 @@ class LowRank(Addition):
 
   @nn.compact
   def layers(self, images, train):
-    # A starts as in the paper's code: uniform with variance 1 / (3 inputs).
+    # Matrix A starts as in the paper's code: uniform with variance 1 / (3 inputs).
     random = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
     made = {}
     for path, inputs, outputs in self.places:
@@ -113,7 +113,7 @@ class LowRank(Addition):
 
       def other(call, x):
         if not module.has_variable('params', 'kernel'):
-          # The module is being initialised. B is zero then.
+          # The module is being initialised. B is then zero, so there is nothing to add.
           return call(x)
         own = module.variables['params']
         change = self.scale * (a @ b).reshape(own['kernel'].shape)

@@ -21,7 +21,7 @@ class Full(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Linear(Method):
-  """Linear probing: trains the head on the features of the model in evaluation."""
+  """Linear probing: trains the head on features of the model in evaluation mode."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Wraps a model that knows nothing of tuning, and adds the parameters of a tuning method."""
+"""Wraps a model to add the parameters of a tuning method, of which its code knows nothing."""
 
 from collections.abc import Callable, Mapping
 

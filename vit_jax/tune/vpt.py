@@ -33,15 +33,16 @@ class Vpt(Method):
       'before_positions': the same, with the position embedding of the class token.
       'add': one prompt is added to every patch token, or one prompt per patch to its token.
       'pad': as a frame around the image.
-    deep: whether every block has its own prompts, which replace the previous block's outputs
-      for prompts (VPT-deep). Otherwise only the first block has prompts (VPT-shallow).
+    deep: whether every block has its own prompts (VPT-deep), which replace the tokens that the
+      block before made of its prompts. Otherwise only the first block has prompts
+      (VPT-shallow).
     layers: with deep, the blocks that have prompts, counted from 0; by default all. Blocks
       before the first of them run without prompts.
     shared: with deep, whether all blocks have the same prompts.
     dropout: rate of dropout on the prompts; the released code has 0.1 for deep prompts.
     pool: which tokens are averaged for the head, instead of the model's own pooling: the
-      'image' tokens, the 'prompts', or 'both'. By default models that average all tokens
-      average the image tokens.
+      'image' tokens, the 'prompts', or 'both'. By default, models that average all tokens
+      average only the image tokens.
   """
 
   by_block: ClassVar = True
@@ -130,7 +131,7 @@ class Vpt(Method):
 
 
 def _scale(backbone) -> float:
-  """Returns v. Prompts start uniform in (-v, v), like a patch embedding."""
+  """Returns v: prompts are drawn uniformly from (-v, v), as in a patch embedding."""
   stride = backbone.family.stride(backbone.model.fields())
   patch = math.prod(stride) * backbone.image_shape[-1]
   width = backbone.layers[backbone.blocks[0]].inputs[-1]

@@ -1,4 +1,4 @@
-"""Figures for a paper, from arrays: the one package that knows matplotlib.
+"""Draws figures for a paper from arrays. Only this package imports matplotlib.
 
 Functions return a `Figure` without pyplot's global state, for `save` or a notebook.
 Widths are those of one column of text, 5.5 inches.

@@ -1,4 +1,4 @@
-"""Charts: numbers against axes."""
+"""Draws charts: points, lines and error bars on axes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class Series(NamedTuple):
 
 
 class Panel(NamedTuple):
-  """One pair of axes of `panels`, with a logarithmic x; `ticks` are {x: text} or None."""
+  """One of the charts that `panels` draws. Its x axis is logarithmic."""
 
   title: str
   xlabel: str
@@ -75,7 +75,7 @@ def heads(mean: np.ndarray, std: np.ndarray, uniform: float) -> Figure:
 
 @style.apply_style
 def panels(shown: Sequence[Panel]) -> Figure:
-  """Draws panels side by side, whose points have a logarithmic x axis."""
+  """Draws panels side by side, each with a logarithmic x axis."""
   width = style.WIDTH if len(shown) > 1 else 3.4
   figure = Figure((width, 2.5 if len(shown) < 3 else 2.2), layout='constrained')
   numbers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Images, maps over images, filters and tiles."""
+"""Draws images, maps over images, filters and tiles."""
 
 from collections.abc import Sequence
 
@@ -56,12 +56,12 @@ def maps(
         at = (0.5, 1 + (above + 0.03) / (side * H / W))
         ax.text(*at, ('Input', title)[k], **_place_above(ax), size=9)
       if captions and k == 0:
-        # As many characters of 7 points as fit.
+        # Maximum number of characters of 7 points that fit.
         most = int(2 * side / 0.048)
         text = captions[i]
         text = text if len(text) <= most else text[: most - 1] + '…'
         ax.text(1 + near / 2 / side, 1.02, text, **_place_above(ax), size=7)
-  # The key, below a map.
+  # The colour key, below a map.
   ax = place(side + near, down * row + 0.03, side, 0.07)
   ramp = np.linspace(-1 if overlay == 'signed' else 0, 1, 256)[None]
   ax.imshow(_OVERLAYS[overlay](np.full((1, 256, 3), 0.7), ramp), aspect='auto')
@@ -83,7 +83,7 @@ def _scale_map(value: np.ndarray, overlay: str) -> np.ndarray:
   elif overlay == 'mask':
     low = 0
   if high <= low:
-    # Few patches differ from 0, or all are alike.
+    # Use a wider range, because few patches differ from 0 or all are alike.
     low, high = min(0, value.min()), np.abs(value).max()
   least = -1 if overlay == 'signed' else 0
   return np.clip((value - low) / (high - low if high > low else 1), least, 1)
@@ -179,7 +179,9 @@ def filters(shown: np.ndarray, title: str, across: int) -> Figure:
 
 
 def _mosaic(ax, images: Sequence[np.ndarray], across: int, **options):
-  """Draws images row by row in cells of width 1; returns matplotlib's image of the last."""
+  """Draws images row by row in cells of width 1; returns matplotlib's image of the last
+  one.
+  """
   h, w = images[0].shape[:2]
   gap, down = 0.035, -(-len(images) // across)
   for i, image in enumerate(images):

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 WIDTH = 5.5
 STYLE = {
-  # Both come with matplotlib.
+  # Both fonts come with matplotlib.
   'font.family': ['STIXGeneral', 'DejaVu Serif'],
   'mathtext.fontset': 'stix',
   'font.size': 8,
@@ -29,9 +29,9 @@ STYLE = {
   'lines.markersize': 4,
   'image.interpolation': 'nearest',
   'savefig.dpi': 300,
-  # Text can be searched and edited.
+  # TrueType fonts, so that text can be searched and edited.
   'pdf.fonttype': 42,
-  # Names of the parts of a figure do not change from run to run.
+  # A fixed salt, so that ids within a figure do not change from run to run.
   'svg.hashsalt': 'vit_jax',
 }
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
