@@ -179,9 +179,7 @@ def filters(shown: np.ndarray, title: str, across: int) -> Figure:
 
 
 def _mosaic(ax, images: Sequence[np.ndarray], across: int, **options):
-  """Draws images row by row in cells of width 1; returns matplotlib's image of the last
-  one.
-  """
+  """Draws images row by row in cells of width 1; returns matplotlib's last image."""
   h, w = images[0].shape[:2]
   gap, down = 0.035, -(-len(images) // across)
   for i, image in enumerate(images):
