@@ -58,9 +58,9 @@ def postprocess(outputs: dict) -> dict[str, jax.Array]:
   """Turns the outputs of a detector into detections.
 
   Args:
-    outputs: the outputs of a two-stage detector, which are detections already, or of a
-      DETR, see `tasks.detect`. There each query is one detection: its class is the
-      likeliest one other than "no object", its score the probability of that class.
+    outputs: the outputs of a two-stage detector, which are detections already, or of a DETR,
+      see `tasks.detect`. Each query of a DETR is one detection. Its class is the most probable
+      one other than "no object", and its score is the probability of that class.
 
   Returns:
     'scores', 'labels' and 'valid' [B, Q]; 'boxes' [B, Q, 4]; and 'masks' [B, Q, m, m],

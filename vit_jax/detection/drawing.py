@@ -29,7 +29,7 @@ def draw(
   text: float = 1 / 28,
   masks: Sequence[np.ndarray] = (),
 ):
-  """Draws boxes and labels on an image, the first on top; returns a PIL image.
+  """Draws boxes and labels on an image, with the first one on top; returns a PIL image.
 
   Args:
     image: uint8 [H, W, C], C 1 or 3.

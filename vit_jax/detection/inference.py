@@ -60,7 +60,7 @@ def detect_images(
 
   Args:
     images: paths, bytes, PIL images, or uint8 arrays [H, W, C].
-    batch_size: images per step; the last step is padded, for one compilation.
+    batch_size: images per step. The last step is padded, so that the program is compiled once.
     pp: replaces `loaded.pp`. It must not crop or flip, because boxes are fractions of
       whole images.
 

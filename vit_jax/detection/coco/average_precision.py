@@ -9,9 +9,9 @@ from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Detections, Truth
 
 KINDS = ('bbox', 'segm')
-# The twelve numbers in COCO's order. AP is the mean over IoU 0.50 to 0.95, unless named,
-# with 100 detections per image and category. Areas below 32 x 32 pixels are small, above
-# 96 x 96 large.
+# The twelve numbers in COCO's order. Unless the name says otherwise, AP is the mean over IoU
+# 0.50 to 0.95, with 100 detections per image and category. Areas below 32 x 32 pixels are
+# small, and areas above 96 x 96 are large.
 NAMES = ('ap', 'ap50', 'ap75', 'ap_small', 'ap_medium', 'ap_large')
 NAMES += ('ar_1', 'ar_10', 'ar_100', 'ar_small', 'ar_medium', 'ar_large')
 # The numbers that are also measured for each category.
@@ -21,7 +21,7 @@ OF_CLASS = ('ap', 'ap50', 'ap75')
 def measure(
   truth: Truth, detections: Detections, kind: str = 'bbox'
 ) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
-  """Measures detections in the images of a ground truth.
+  """Measures detections against a ground truth.
 
   Args:
     truth: the annotated objects. Areas are taken from the annotations.
@@ -36,7 +36,7 @@ def measure(
   rle.library()
   from pycocotools.cocoeval import COCOeval
 
-  with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
+  with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
     compared = _dataset(truth, truth, kind), _dataset(truth, detections, kind)
     evaluation = COCOeval(*compared, kind)
     evaluation.evaluate()
@@ -58,7 +58,7 @@ def _dataset(truth: Truth, objects: Truth | Detections, kind: str):
 
   number = len(objects.image)
   columns = {
-    # From 1, because COCOeval reads the id 0 as "no match".
+    # Count from 1, because COCOeval reads the id 0 as "no match".
     'id': range(1, number + 1),
     'image_id': objects.image.tolist(),
     'category_id': objects.category.tolist(),

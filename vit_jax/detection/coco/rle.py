@@ -11,9 +11,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-# Most characters of a number in the compressed form.
+# Maximum number of characters that a number has in the compressed form.
 _CHARACTERS = 7
-# Most pixels of an outline's length: pycocotools takes 80 bytes for each.
+# Maximum length of outlines in pixels, because pycocotools takes 80 bytes for each pixel.
 _FAR = 1_000_000
 
 
@@ -47,7 +47,7 @@ def decode(runs: dict) -> np.ndarray:
 
 def areas(masks: Sequence[dict]) -> np.ndarray:
   """Counts the pixels of each mask, int64 [n]."""
-  # One at a time, because pycocotools 2.0.11 fails for more than 255 masks.
+  # Count one mask at a time, because pycocotools 2.0.11 fails for more than 255.
   return np.array([library().area(mask) for mask in masks], np.int64)
 
 
@@ -68,7 +68,7 @@ def read(segmentation, height: int, width: int) -> dict:
   if isinstance(segmentation, dict):
     size, counts = list(segmentation['size']), segmentation['counts']
     if size != [height, width]:
-      raise ValueError(f'its size is {size}, the image has {[height, width]}')
+      raise ValueError(f'its size is {size}, but the image has {[height, width]}')
     counts = (
       _lengths(counts.encode('ascii')) if isinstance(counts, str) else list(counts)
     )
@@ -84,7 +84,7 @@ def read(segmentation, height: int, width: int) -> dict:
     length = sum(np.abs(each).max(1).sum() for each in steps)
   if not corners or min(map(len, corners)) < 3 or not length <= _FAR:
     raise ValueError(
-      f'a polygon has at least three corners, and outlines at most {_FAR:,} pixels'
+      f'expected polygons of at least three corners, and outlines of at most {_FAR:,} pixels'
     )
   polygons = [part.reshape(-1).tolist() for part in corners]
   return mask_lib.merge(mask_lib.frPyObjects(polygons, height, width))

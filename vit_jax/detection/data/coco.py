@@ -19,7 +19,7 @@ _ANNOTATIONS = re.compile(r'instances_(\w+)\.json')
 
 
 class Coco(objects.Objects):
-  """`coco:ROOT`, or `coco:ANNOTATIONS.json,IMAGE_FOLDER`.
+  """The source `coco:ROOT`, or `coco:ANNOTATIONS.json,IMAGE_FOLDER`.
 
   ROOT is the folder in which COCO's archives were unpacked. A split NAME, such as 'val2017',
   consists of the file annotations/instances_NAME.json and the folder NAME of images. A single
@@ -43,7 +43,7 @@ class Coco(objects.Objects):
     names = {name for name, _, _ in splits.parse(split)}
     if len(names) > 1:
       raise ValueError(
-        f'{self.name}: the split {split!r} names several files: name one, or use a mixture'
+        f'{self.name}: the split {split!r} needs several files: name one, or use a mixture'
       )
     (name,) = names
     splits.check_name(name, places, self.name)

@@ -10,11 +10,13 @@ from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Truth
 from vit_jax.detection.data import objects
 
-_SIDE, _MOST = 64, 4  # pixels of a canvas's side, and most digits on it
+# Pixels of a canvas's side, and the maximum number of digits on it.
+_SIDE, _MOST = 64, 4
 _SIZES = {'train': 10_000, 'test': 1_000}
 _TRIES = 8  # random places to try for a digit
-_PER_DIGIT = 2 + 2 * _TRIES  # random numbers per digit: which, its size, and places
-_INK = 64  # least ink, of 255, of a pixel in a digit's mask
+# random numbers per digit: which digit, its size, its places
+_PER_DIGIT = 2 + 2 * _TRIES
+_INK = 64  # minimum ink, out of 255, of a pixel in a digit's mask
 # The key of the random numbers. It lies above any 32-bit seed, because augmentations use
 # the seed of the run as their key.
 _TAG = 0xD161 << 40

@@ -18,7 +18,7 @@ _NAMES = 'classes.txt'
 
 
 class Masks(folder.Folder):
-  """`masks:ROOT`: ROOT/SPLIT/images/**/NAME.jpg with ROOT/SPLIT/masks/**/NAME.png.
+  """The source `masks:ROOT`, with ROOT/SPLIT/images/**/NAME.jpg and masks/**/NAME.png.
 
   ROOT/images and ROOT/masks without splits are one split, 'train'. Names of splits and the
   order of images are as in `folder:`.
@@ -72,7 +72,7 @@ class Masks(folder.Folder):
       labels = segments[segments != IGNORED]
       if (most := labels.max(initial=0)) >= self.num_classes:
         raise UserError(
-          f'{path} has the class {most}, but {_NAMES} names {self.num_classes}, from 0.'
+          f'{path} has the class {most}, but {_NAMES} names {self.num_classes}, counted from 0.'
         )
     return segments
 

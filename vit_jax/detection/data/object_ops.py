@@ -17,15 +17,16 @@ from vit_jax.data.ops import arguments, geometry, numpy_ops
 from vit_jax.data.ops.registry import Twins, op
 from vit_jax.errors import BadImage
 
-# Section 4 of DETR, arXiv 2005.12872: the shorter side has 480 to 800 pixels, the longer at
-# most 1333. In the authors' code the shorter side has 400, 500 or 600 before a crop.
+# Section 4 of DETR, arXiv 2005.12872: the shorter side has 480 to 800 pixels, and the longer
+# one has at most 1333. In the authors' code, the shorter side has 400, 500 or 600 before a
+# crop.
 SIZES = tuple(range(480, 801, 32))
 LONGEST, FIRST, SIDES = 1333, (400, 500, 600), (384, 600)
 _CROPPED = ('image', 'boxes', 'label', 'masks', 'extents')
-# Boxes with a shorter side, as a fraction of the image's, are dropped. Rounding to float32
-# is smaller.
+# Boxes are dropped if a side is shorter than this, as a fraction of the image's side. Rounding
+# errors of float32 are smaller.
 _LEAST_SIDE = 1e-6
-# A side, or several: then one is drawn at random.
+# One side, or several, of which one is drawn at random.
 Sizes = arguments.Side | Annotated[Sequence[arguments.Side], nonempty]
 
 
@@ -106,7 +107,7 @@ def lsj(size: arguments.Size = 1024, scale: arguments.Interval = (0.1, 2.0)):
     whole = tf.maximum(tf.cast(whole, tf.int32), 1)
     window = tf.minimum(whole, target)
     start = tf.cast(tf.round(tf.cast(whole - window, tf.float32) * u[1]), tf.int32)
-    # Computes the pixels of the crop only.
+    # This computes the pixels of the crop only.
     pixels = tf.raw_ops.ScaleAndTranslate(
       images=image[None],
       size=window,
@@ -229,8 +230,8 @@ def _resize(image, sizes, longest: int, u):
   # The reference code, too, compares before it rounds.
   least = tf.maximum(tf.round(longest * short / long), 1)
   size = tf.where(long / short * size > longest, least, size)
-  # Multiplying before dividing keeps the sides of a square equal. The minimum differs from
-  # the reference code, where the longer side may exceed `longest` by a few pixels and would
-  # not fit a canvas of that size.
+  # Multiplying before dividing keeps the sides of a square equal. The reference code has no
+  # minimum: there the longer side may exceed `longest` by a few pixels, and would not fit a
+  # canvas of that size.
   target = tf.minimum(tf.cast(tf.floor(size * shape / short), tf.int32), longest)
   return geometry.resize_to(image, target, 'bilinear', True, 'nearest')

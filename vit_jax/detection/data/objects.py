@@ -75,6 +75,6 @@ def _means(x: np.ndarray) -> np.ndarray:
   """Averages x [n, m] over SIDE equal parts of its first axis; returns [m, SIDE]."""
   ends = np.arange(SIDE + 1) * (len(x) / SIDE)
   row = np.minimum(ends.astype(int), len(x) - 1)
-  # Sums of all rows above.
+  # For each end, the sum of all rows above its row.
   before = np.cumsum(x, 0)[row] - x[row]
   return np.diff(before + (ends - row)[:, None] * x[row], axis=0).T * (SIDE / len(x))

@@ -60,10 +60,10 @@ class TfdsObjects(Images, objects.Objects):
   def truth(self, masks: bool = False) -> Truth:
     """Returns all objects. Reads every example once, but decodes no image."""
     if masks:
-      raise ValueError(f'{self.name} has no masks: compare boxes')
+      raise ValueError(f'{self.name} has no masks: compare only boxes')
     sizes = np.zeros((len(self), 2), np.int64)
     none = np.zeros(0, np.int64)
-    # The empty row lets a split concatenate of which nothing can be read.
+    # Begin with an empty row, because there may be no others to concatenate.
     rows = [(none, np.zeros((0, 4)), none, none.astype(bool), np.zeros(0))]
     for start in range(0, len(self), _CHUNK):
       indices = np.arange(start, min(start + _CHUNK, len(self)))

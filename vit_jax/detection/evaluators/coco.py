@@ -82,8 +82,9 @@ class Coco(OneSplit):
       self._places = np.arange(source.num_classes)
       if model and model.number != source.num_classes:
         raise UserError(
-          f'{source.name} has {source.num_classes} classes, the model {model.number}, and at '
-          'least one has no names: choose other data, or give both the same num_classes.'
+          f'{source.name} has {source.num_classes} classes, but the model has '
+          f'{model.number}, and at least one of the two has no class names: choose other '
+          'data, or give both the same num_classes.'
         )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:
@@ -99,9 +100,8 @@ class Coco(OneSplit):
       sizes = self._truth.sizes[part['index']]
       scale = np.tile(sizes[:, None, ::-1], 2)
       part['boxes'] = part['boxes'].astype(np.float64) * scale
-      if (
-        'masks' in part
-      ):  # encoded per step, because all pixels would not fit in memory
+      # Encode masks step by step, because all their pixels would not fit into memory.
+      if 'masks' in part:
         part['masks'] = _run_lengths(part, sizes)
       parts.append(part)
     rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -169,7 +169,7 @@ class Coco(OneSplit):
 
 
 def _run_lengths(rows: dict, sizes: np.ndarray) -> np.ndarray:
-  """Encodes the masks of valid detections as run lengths, objects [B, Q]; others are None.
+  """Encodes the masks of valid detections as run lengths; returns objects [B, Q] or None.
 
   Args:
     rows: 'masks' [B, Q, m, m], 'boxes' [B, Q, 4] in pixels, 'valid' [B, Q].
@@ -211,8 +211,8 @@ def _match_by_name(
   if None in places:
     name = categories[places.index(None)]
     raise UserError(
-      f'{source.name} has the category {name!r}, the model has not one class of that name.'
-      f'{did_you_mean(name, model.names)}'
+      f'{source.name} has the category {name!r}, but the model has no class, or several, of '
+      f'that name.{did_you_mean(name, model.names)}'
     )
   out = np.full(model.number, -1)
   out[places] = np.arange(len(places))

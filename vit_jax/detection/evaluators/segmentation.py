@@ -12,7 +12,7 @@ from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
 _PERCENT = Metric(percent=True, larger_is_better=True)
-# Images on the page of a run.
+# Number of images on the page of a run.
 SHOWN = 6
 
 
@@ -51,7 +51,7 @@ class Segmentation(OneSplit):
     if segments is None or segments.shape != spec['image'].shape[:3]:
       raise UserError(
         f"{name} with pp {options['data']['pp']!r} has no segments of the images' size, "
-        'which the evaluator segmentation compares with.'
+        'which the evaluator segmentation needs.'
       )
     if model is None:
       return
@@ -62,8 +62,8 @@ class Segmentation(OneSplit):
     for i, (theirs, ours) in enumerate(pairs):
       if ours and theirs != ours:
         raise UserError(
-          f'Class {i} of {name} is {theirs!r}, that of the model {ours!r}: evaluate on data '
-          'with the same classes in the same order.'
+          f'Class {i} of {name} is {theirs!r}, but that of the model is {ours!r}: evaluate on '
+          'data with the same classes in the same order.'
         )
 
   def run(self, predict: Callable, variables) -> dict[str, float]:

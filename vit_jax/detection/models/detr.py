@@ -144,7 +144,7 @@ class DETR(Model):
   """A detector that predicts a set of boxes. `variant` sets `backbone`."""
 
   backbone: nn.Module | None = None  # gives maps [B, h, w, C]
-  # Without "no object". COCO's ids go up to 90.
+  # Number of classes, not counting "no object". COCO's ids go up to 90.
   num_classes: Count = 91
   num_queries: int = 100
   width: int = 256
@@ -257,7 +257,8 @@ FAMILY = Family(
     (rf'{_LAYER}/MlpBlock_0/Dense_\d/kernel', ((-2,), (-1,))),
   ),
   published=(
-    # transformers: facebook/detr-resnet-50-dc5; torch.hub: detr_resnet50_dc5
+    # Names in transformers and torch.hub, such as facebook/detr-resnet-50-dc5 and
+    # detr_resnet50_dc5.
     (r'(?:facebook/)?detr-resnet-(50|101)(-dc5)?', _parse_name),
     (r'detr_resnet(50|101)(_dc5)?', _parse_name),
   ),

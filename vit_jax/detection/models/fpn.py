@@ -22,11 +22,13 @@ class FPN(pyramid.Pyramid):
 
   @nn.compact
   def __call__(self, inputs, *, train: bool = False, features: bool = True):
-    """Computes maps of equal width whose strides are powers of 2, see `Pyramid`.
+    """Computes maps with equal numbers of channels at strides that are powers of 2.
+
+    See `Pyramid`.
 
     Args:
-      inputs: images [B, H, W, C] in [-1, 1]. Without a backbone {name: [B, h, w, C]}: in
-        the order of their names, each map is half as large as the one before.
+      inputs: images [B, H, W, C] in [-1, 1]. If there is no backbone, a dict {name: [B, h, w,
+        C]} instead. In the order of names, each map is half as large as the one before.
       train: whether the backbone applies stochastic depth, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """

@@ -22,7 +22,7 @@ from vit_jax.nn.layers import check_images
 class LinearSeg(Model):
   """A linear segmentation head on a backbone."""
 
-  # None: no head, the output is out['joined'].
+  # None: there is no head, and the output is out['joined'].
   num_classes: Count | None = None
   backbone: nn.Module | None = None
   # How many last blocks of a ViT, or last stages of another backbone, are concatenated.
@@ -53,7 +53,7 @@ class LinearSeg(Model):
     stride = backbone.family.stride(backbone.fields())
     if any(n % s for n, s in zip(size, stride, strict=True)):
       raise UserError(
-        f'Images of {size} pixels: a linear_seg takes multiples of the stride of its '
+        f'Images have {size} pixels, but a linear_seg takes multiples of the stride of its '
         f'backbone, {stride}: resize them.'
       )
     maps, out = maps_of(backbone, images, train=train)
@@ -76,7 +76,9 @@ class LinearSeg(Model):
     kind = 'block' if 'encoded' in maps else 'stage'
     names = [name for name in maps if re.fullmatch(rf'{kind}\d+', name)]
     if len(names) < self.layers:
-      raise UserError(f'Model field layers={self.layers}: the backbone has {names}.')
+      raise UserError(
+        f'Model field layers={self.layers}: the backbone has only {names}.'
+      )
     last = [maps[name].astype(jnp.float32) for name in names[-self.layers :]]
     standardized = (jax.nn.standardize(x, epsilon=1e-6) for x in last)
     return jnp.concatenate([bilinear(x, last[0].shape[1:3]) for x in standardized], -1)
@@ -87,7 +89,7 @@ _TINY = dict(name='vit', patch_size=(8, 8), width=16, depth=2, mlp_dim=32, num_h
 FAMILY = Family(
   LinearSeg,
   variant=lambda name: dict(backbone={'name': name}),  # 'vit:S/16'
-  # Without a backbone it takes no maps either.
+  # Unlike a pyramid, it takes no maps in place of a backbone.
   inputs=lambda fields, size: {},
   outputs='pixels',
   tiny=(dict(backbone=_TINY), dict(backbone=_TINY, layers=2)),

@@ -51,14 +51,14 @@ class Pyramid(Model):
   binary logarithm of its stride. `out` has the same maps and the backbone's features.
   """
 
-  # Its features have the maps 'stage1', .... None: the inputs are the maps.
+  # A model with the maps 'stage1', 'stage2', and so on. None: the inputs are the maps.
   backbone: nn.Module | None = None
   channels: int = 256
   norm: Literal[NORMS] = 'none'  # norm after every convolution
   # Whether to add a level: every second row and column of the coarsest map.
   extra_level: bool = True
-  # Without a backbone: pixels per position of the finest map, and the channels of all maps,
-  # which the shapes of parameters depend on.
+  # Used if there is no backbone: pixels per position of the finest map, and the channels of
+  # every map, on which the shapes of parameters depend.
   stride: int = 4
   in_channels: Sequence[int] = ()
   # Dtype of the pyramid, and of a backbone that does not set one.
@@ -73,7 +73,7 @@ class Pyramid(Model):
     """Returns ({name: map}, features of the backbone, stride of the first map).
 
     Args:
-      inputs: images [B, H, W, C]. Without a backbone the maps themselves, {name: [B, h,
+      inputs: images [B, H, W, C]. If there is no backbone, the maps themselves, {name: [B, h,
         w, C]}, whose sorted names go from the finest to the coarsest.
       plain: whether to accept a backbone without stages, such as a ViT, and use its last
         map.
@@ -90,7 +90,7 @@ class Pyramid(Model):
     if not stages:
       raise UserError(
         f'{type(self.backbone).__name__} has no stages to build a pyramid on, only '
-        f'{list(named)}: take the pyramid sfp for a plain ViT.'
+        f'{list(named)}: use the pyramid sfp for a plain ViT.'
       )
     return stages, out, inputs.shape[1] / next(iter(stages.values())).shape[1]
 

@@ -32,7 +32,7 @@ VARIANTS = {f'R{n}-{kind}': (n, kind) for n in ('50', '101') for kind in ('FPN',
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'R50-FPN', 'R101-DC5', ..., or on a pyramid such as 'sfp:B'."""
+  """Returns the fields of 'R50-FPN', 'R101-DC5', ..., or of a model on a pyramid 'sfp:B'."""
   if name not in VARIANTS:
     return dict(backbone={'name': name})
   layers, kind = VARIANTS[name]
@@ -44,7 +44,7 @@ def variant(name: str) -> dict:
 
 
 class RCNN(Model):
-  """Faster, Mask or Cascade R-CNN. `variant` sets `backbone`, perhaps `anchor_sizes`."""
+  """Faster, Mask or Cascade R-CNN. `variant` sets `backbone`, and perhaps `anchor_sizes`."""
 
   # A pyramid, or a backbone such as a ResNet, whose last stage is the only map.
   backbone: nn.Module | None = None
@@ -56,15 +56,13 @@ class RCNN(Model):
   ratios: Sequence[float] = (0.5, 1.0, 2.0)  # heights of anchors divided by widths
   rpn_convs: Literal[1, 2] = 1
   head: Literal[tuple(roi_heads.HEADS)] = '2fc'
-  head_norm: Literal[roi_heads.NORMS] = (
-    'none'  # norm after each convolution of box heads
-  )
-  mask_norm: Literal[roi_heads.NORMS] = (
-    'none'  # norm after each convolution of mask heads
-  )
+  # Norm after each convolution of box heads, and of mask heads.
+  head_norm: Literal[roi_heads.NORMS] = 'none'
+  mask_norm: Literal[roi_heads.NORMS] = 'none'
   conv_width: Count = 256  # channels of the convolutions in box and mask heads
   fc_width: Count = 1024
-  masks: bool = True  # whether it predicts masks: Mask R-CNN, or else Faster R-CNN
+  # whether to predict masks, as Mask R-CNN does and Faster R-CNN does not
+  masks: bool = True
   # Minimum IoU with a target that makes a box positive, for each box stage. Three stages,
   # (0.5, 0.6, 0.7), are Cascade R-CNN.
   overlaps: Sequence[Fraction] = (0.5,)
@@ -73,18 +71,19 @@ class RCNN(Model):
   samples: Literal[0, 2] = 0
   # (side, level): boxes of this side, in pixels, belong to this level of the pyramid.
   canonical: tuple[int, int] = (224, 4)
-  # Proposals per level before suppression, and in all after it: (training, evaluation).
+  # Maximum number of proposals: per level before suppression, and in total after it. Both are
+  # (in training, in evaluation).
   before: tuple[Count, Count] = (2000, 1000)
   after: tuple[Count, Count] = (1000, 1000)
   # Anchors per image that train the RPN; at most half of them are positive.
   anchor_sample: Count = 256
   # Boxes per image that train the heads; at most a quarter of them are positive.
   box_sample: Count = 512
-  least_score: Fraction = 0.05  # detections must score more
-  # A better detection of the same class suppresses those with a larger IoU.
+  least_score: Fraction = 0.05  # detections must have a higher score
+  # A detection suppresses others of its class with a lower score and an IoU above this.
   suppress: Fraction = 0.5
   soft_nms: bool = False  # whether suppression is linear soft-NMS, arXiv 1704.04503
-  most: Count = 100  # most detections per image
+  most: Count = 100  # maximum number of detections per image
   # Dtype of convolutions and heads, and of a backbone that does not set one. Boxes, logits
   # and all parameters are float32.
   dtype: jnp.dtype = jnp.float32
@@ -274,7 +273,7 @@ class RCNN(Model):
     Args:
       boxes, logits, deltas: the stage's boxes and outputs.
       sizes: [B, 2], heights and widths of the images.
-      label: in training int [B, R], the classes, K for the background. A box of the
+      label: int [B, R], the classes in training, where K is the background. A box of the
         background moves by the offsets of its likeliest class.
     """
     origin, K = ORIGINS[self.origin], self.num_classes
@@ -376,7 +375,7 @@ class RCNN(Model):
     return {'stages': stages, 'masks': masks}, {}
 
   def _label_boxes(self, stage: int, rows: dict, targets: dict) -> dict:
-    """Adds 'label', 'target' and its 'index' to boxes; samples them if the stage does."""
+    """Adds 'label', 'target' and its 'index' to boxes; samples the boxes if the stage does."""
     origin, K = ORIGINS[self.origin], self.num_classes
     sampled, R = stage == 0 or origin.resampled, rows['boxes'].shape[1]
     number = min(self.box_sample, R)
@@ -434,7 +433,7 @@ _TINY_FPN = fpn.FAMILY.tiny[0] | dict(name='fpn')
 FAMILY = Family(
   RCNN,
   variant,
-  # Without a backbone it takes no maps either.
+  # Unlike a pyramid, it takes no maps in place of a backbone.
   inputs=lambda fields, size: {},
   outputs='regions',
   tiny=(

@@ -52,7 +52,10 @@ class Upsample(nn.Module):
 
 
 def _fit(x, size: tuple[int, int]):
-  """Crops a map to (H, W) or repeats its last row or column: halving an odd side rounds."""
+  """Crops or pads a map to (H, W), because halving an odd side rounds.
+
+  Padding repeats the last row or column.
+  """
   missing = [(0, max(n - m, 0)) for n, m in zip(size, x.shape[1:3], strict=True)]
   if missing != [(0, 0)] * 2:
     x = jnp.pad(x, [(0, 0), *missing, (0, 0)], mode='edge')
@@ -62,10 +65,10 @@ def _fit(x, size: tuple[int, int]):
 class SemanticFPN(Model):
   """A segmentation head that sums all levels of a pyramid."""
 
-  # None: no last layer, the output is out['merged'].
+  # None: there is no last layer, and the output is out['merged'].
   num_classes: Count | None = None
   backbone: nn.Module | None = None  # a pyramid, such as fpn or sfp
-  levels: Sequence[str] = ()  # names of its maps, such as 'p2'; (): all
+  levels: Sequence[str] = ()  # names of the maps to use, such as 'p2'; (): all
   # Fewer channels hardly learn, because the 32 groups of GroupNorm get too small.
   channels: int = 128
   # Dtype of the body, and of a backbone that does not set one. Logits are float32.
@@ -117,7 +120,7 @@ _TINY_SFP['backbone'] = _TINY_SFP['backbone'] | dict(patch_size=(8, 8))
 FAMILY = Family(
   SemanticFPN,
   variant,
-  # Without a pyramid it takes no maps either.
+  # Unlike a pyramid, it takes no maps in place of a backbone.
   inputs=lambda fields, size: {},
   outputs='pixels',
   tiny=(dict(backbone=_TINY_SFP, channels=32),),

@@ -27,7 +27,7 @@ _FACTORS = (4.0, 2.0, 1.0, 0.5)
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of ViTDet 'B', 'L' or 'H', or of a backbone 'NAME:VARIANT'."""
+  """Returns the fields of a pyramid on a ViTDet 'B', 'L' or 'H', or on any 'NAME:VARIANT'."""
   return dict(backbone={'name': name if ':' in name else f'vitdet:{name}'})
 
 
@@ -69,11 +69,13 @@ class SFP(Pyramid):
 
   @nn.compact
   def __call__(self, inputs, *, train: bool = False, features: bool = True):
-    """Computes maps of equal width whose strides are powers of 2, see `Pyramid`.
+    """Computes maps with equal numbers of channels at strides that are powers of 2.
+
+    See `Pyramid`.
 
     Args:
-      inputs: images [B, H, W, C] in [-1, 1]. Without a backbone {name: [B, h, w, C]}: one
-        map, or four stages in the order of their names.
+      inputs: images [B, H, W, C] in [-1, 1]. If there is no backbone, a dict {name: [B, h, w,
+        C]} instead, of one map or of four stages in the order of their names.
       train: whether the backbone applies stochastic depth, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """
@@ -98,7 +100,7 @@ class SFP(Pyramid):
       shapes = {name: x.shape[1:3] for name, x in maps.items()}
       raise UserError(
         f'The model sfp is built on maps of one scale, such as those of a vitdet, not on '
-        f'{shapes}: take the model fpn.'
+        f'{shapes}: use the model fpn.'
       )
     if self.pyramid == 'fpn_stages' and len(maps) != len(_FACTORS):
       raise UserError(

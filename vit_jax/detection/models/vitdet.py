@@ -130,7 +130,7 @@ class Encoder(nn.Module):
 class ViTDet(Classifier):
   """A ViT for detection. `variant` sets the fields up to `global_blocks`."""
 
-  # None: no head, the output is out['pre_logits'].
+  # None: there is no head, and the output is out['pre_logits'].
   num_classes: Count | None = None
   patch_size: tuple[int, int] = (16, 16)
   width: int = 768
@@ -152,7 +152,7 @@ class ViTDet(Classifier):
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6
   layer_scale: float | None = None  # initial value, see `models.vit_later.ViT`
-  # Rate of the last block. In the paper 0.1 for B, 0.4 for L, 0.5 for H.
+  # Rate of the last block. The paper has 0.1 for B, 0.4 for L and 0.5 for H.
   stochastic_depth: Share = 0.0
 
   @nn.compact

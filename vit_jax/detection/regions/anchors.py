@@ -15,7 +15,8 @@ def cell(
   """Returns the anchors around one position, [A, 4] corners relative to it.
 
   Args:
-    sizes: square roots of the areas, in pixels. The ratio changes faster than the size.
+    sizes: square roots of the areas, in pixels. In the result, the ratio changes faster than
+      the size.
     ratios: heights divided by widths.
   """
   s, r = np.meshgrid(np.float64(sizes), np.float64(ratios), indexing='ij')

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# mmdetection's min_pos_iou.
+# The min_pos_iou of mmdetection.
 _LEAST = 0.3
 
 
@@ -72,7 +72,7 @@ def sample(priority: jax.Array, label: jax.Array, number: int, share: float) -> 
   """Samples positives up to a share, and fills the sample up with negatives.
 
   Args:
-    priority: float32 [M], uniformly random. Candidates with the smallest are taken.
+    priority: float32 [M], uniformly random. Candidates with the smallest values are taken.
     label: int [M]: 1, 0, or -1 for candidates that are left out.
     share: largest share of positives; their number is rounded down.
   """

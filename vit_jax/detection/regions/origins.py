@@ -23,23 +23,24 @@ class Origin:
     rounded_anchors: whether corners of anchors are rounded to whole pixels.
     rounded_strides: whether the stride of a level is the image's side divided by the map's,
       rounded down. It is no power of 2 for some sides.
-    level_epsilon, late_epsilon: guards against rounding in the level of a box. The first is
-      added to its side, in units of the canonical side, before the logarithm, the second
-      after it.
+    level_epsilon, late_epsilon: guards against rounding in the level of a box. level_epsilon
+      is added to the box's side, in units of the canonical side, before the logarithm.
+      late_epsilon is added after it.
     clamp_both: whether offsets of sides are clamped from below as well.
     weights: factors by which each box stage multiplies dx, dy, dw and dh.
     low_quality: the rule for the best anchors of a target, see `assign.match`.
     inside_only: whether anchors that cross the border of the image are not trained.
-    targets_first: whether targets come before the proposals, or after them.
+    targets_first: whether targets come before the proposals (True) or after them (False).
     resampled: whether each stage of a cascade samples again, from its boxes and the targets.
     stage_losses: weights of the losses of a cascade's stages.
     stage_gradient: factor of the gradients from each stage of a cascade into the maps.
-    mean_of_logits: whether a cascade averages logits, or else probabilities.
-    least_side: proposals must have longer sides; -1 admits boxes without an area.
-    nominal: whether losses of the RPN are divided by the number of anchors to sample, or
-      else by the number that were sampled.
+    mean_of_logits: whether a cascade averages logits (True) or probabilities (False).
+    least_side: proposals must have longer sides than this; -1 admits boxes without an area.
+    nominal: whether losses of the RPN are divided by the number of anchors to sample (True) or
+      by the number that were sampled (False).
     rpn_beta, box_beta: where smooth L1 becomes linear; 0 means L1.
-    soft_masks: whether targets of masks are shares of a cell, or else 0 and 1.
+    soft_masks: whether the target of a mask's cell is the fraction that the object covers
+      (True) or only 0 or 1 (False).
   """
 
   aligned: bool = True

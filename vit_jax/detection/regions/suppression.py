@@ -19,7 +19,7 @@ def keep(
   valid: jax.Array,
   classes: jax.Array | None = None,
 ) -> jax.Array:
-  """Greedy suppression: returns bool [n], which boxes are kept.
+  """Suppresses boxes greedily; returns which of them are kept, bool [n].
 
   Boxes are visited in order of falling score; ties keep their order. A box is suppressed if
   its IoU with a better box that is kept exceeds the threshold. Boxes without an area
@@ -120,7 +120,9 @@ def detections(
   candidates: int = 2048,
   soft: bool = False,
 ) -> dict[str, jax.Array]:
-  """Returns 'boxes' [D, 4], 'scores', 'labels', 'rows', 'valid', 'complete', best first.
+  """Returns detections, best first.
+
+  The names are 'boxes' [D, 4], 'scores', 'labels', 'rows', 'valid' and 'complete'.
 
   Boxes of different classes do not suppress each other. Of all pairs (box, class) only the
   best `candidates` are considered. The result is still exact if no pair was left out, or if

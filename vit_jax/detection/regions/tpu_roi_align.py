@@ -69,8 +69,9 @@ def plan(maps, count: int, pooling: Pooling) -> Pooling | None:
   if mesh is None or mesh.shape['tensor'] > 1 or channels % 128:
     return None
   vmem = pltpu.get_tpu_info().vmem_capacity_bytes * 15 // 16
-  # Backward holds the bfloat16 gradients of all bins; forward holds a group's sums and
-  # results. Both also hold rows of the maps: double-buffered bfloat16 and float32 sums.
+  # The backward pass holds the bfloat16 gradients of all bins; the forward pass holds a
+  # group's sums and results. Both also hold rows of the maps: double-buffered bfloat16 and
+  # float32 sums.
   bins = max(2 * count * pooling.bins * channels, 2 * pooling.sums)
   rows = _ROWS * channels * sum(_padded_shape(x)[2] for x in maps)
   return pooling._replace(vmem=vmem) if bins + (2 * 2 + 4) * rows <= vmem else None
@@ -179,7 +180,7 @@ def _call(kernel, pooling, boxes, inputs, in_specs, out_specs, out_shape, sums):
   """Runs a kernel over images, groups of boxes and blocks of rows of all maps.
 
   Args:
-    boxes: the arguments of `_lists` after `pooling`.
+    boxes: the arguments of `_lists`, without `pooling`.
     sums: shape of the float32 sums on the chip.
   """
   visitors, counts, scalars, windows = _lists(pooling, *boxes)

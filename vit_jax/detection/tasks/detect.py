@@ -56,7 +56,7 @@ class Detect:
     if shape[0] > queries:
       raise ValueError(
         f'{shape[0]} boxes for each image, but the model has {queries} queries: let '
-        f'config.data.pp end in pad_to(boxes=N, label=N) with N of {queries} or less'
+        f'config.data.pp end in pad_to(boxes=N, label=N) with N at most {queries}'
       )
     self.model = model
     self._weights = {'l1': l1, 'giou': giou, 'no_object': no_object}
@@ -187,7 +187,7 @@ def losses(
   # [L, B, N, Q], zeros for a target without a query.
   pairs = jax.nn.one_hot(query, Q)
   has_object = pairs.sum(-2) > 0  # [L, B, Q]
-  # 'highest', because a TPU would round labels above 256 to bfloat16.
+  # Use 'highest', because a TPU would round labels above 256 to bfloat16.
   classes = jnp.einsum('lbnq,bn->lbq', pairs, label, precision='highest')
   classes = jnp.where(has_object, classes, K).astype(jnp.int32)
   log = jax.nn.log_softmax(every['logits'])
@@ -230,5 +230,5 @@ def arguments(batch: dict) -> dict:
   # An image that could not be read is all padding. Attention to nothing would give NaN, and
   # NaN times the image's weight of 0 is NaN: treat all its pixels as shown.
   mask |= ~mask.any((1, 2), keepdims=True)
-  # As in the reference code padding is 0, although value_range may have changed it.
+  # Set padding to 0, as the reference code does: value_range may have made it nonzero.
   return {'images': images * mask[..., None], 'mask': mask}

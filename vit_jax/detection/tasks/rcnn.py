@@ -41,8 +41,8 @@ class RCNN:
     """Builds the task from a two-stage detector and the spec of batches with boxes.
 
     Args:
-      box_loss, proposal_loss: the loss of the boxes of regions, and of proposals. 'l1' is L1
-        of offsets, or smooth L1 if the model's `origin` has it; 'giou' is 1 - GIoU of boxes.
+      box_loss, proposal_loss: losses of the boxes of regions and of proposals. 'l1' is the L1
+        of offsets, or smooth L1 if the model's `origin` has that; 'giou' is 1 - GIoU of boxes.
       box_weight, proposal_weight: weights of these losses.
 
     Raises:
@@ -56,9 +56,9 @@ class RCNN:
       have = {name: list(x.shape) for name, x in spec.items()}
       raise ValueError(
         f'rcnn needs {missing}: data with objects, such as digits_canvas, and a '
-        'config.data.pp that ends in pad_to(boxes=N, label=N); for masks, which only '
-        'model.masks=False does without, also data.source_options.masks=True and '
-        f'pad_to(..., masks=N, extents=N). Batches: {have}'
+        'config.data.pp that ends in pad_to(boxes=N, label=N). Unless model.masks=False, it '
+        'also needs data.source_options.masks=True and pad_to(..., masks=N, extents=N). '
+        f'Batches: {have}'
       )
     self._options = dict(
       origin=ORIGINS[core.origin],
@@ -96,7 +96,7 @@ class RCNN:
     target = {
       'boxes': corners,
       'label': batch['label'],
-      # A box without an area teaches nothing.
+      # Leave out boxes without an area: there is nothing to learn from them.
       'valid': valid & (coding.sides(corners) > 0).all(-1),
       'key': jax.random.key_data(keys),
       'weight': weight,
@@ -242,7 +242,7 @@ def mask_targets(targets: dict, rows: dict, origin: Origin) -> jax.Array:
 
 
 def select_class(deltas: jax.Array, label: jax.Array) -> jax.Array:
-  """Selects the offsets [B, R, 4] of each row's class; background gets some class.
+  """Selects the offsets [B, R, 4] of each row's class; the background gets those of any class.
 
   Args:
     deltas: [B, R, K, 4], a box for each class, or [B, R, 1, 4], one for all.

@@ -71,7 +71,7 @@ class Segment(Classify):
       logits, jnp.where(is_class, segments, 0)
     )
     each = jnp.where(is_class, each, jnp.nan)
-    # Not a product alone, because 0 times NaN is NaN.
+    # Use `where`, because 0 times NaN is NaN.
     loss = jnp.where(weight > 0, weight * each, 0).sum()
     right = logits.argmax(-1) == segments
     metrics = {'loss': loss, 'accuracy': jnp.sum(weight * right)}

@@ -1,1 +1,1 @@
-"""Detection's part of the commands."""
+"""The parts of the command-line tools that are for detectors and segmenters."""

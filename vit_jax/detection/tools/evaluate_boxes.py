@@ -65,7 +65,7 @@ def _evaluator(args, loaded, section: dict, out: Path | None, mesh):
   divisor = sharding.batch_divisor(mesh)
   data = {'pp': loaded.pp, **section['data']}
   data['batch_size'] = args.batch or -(-_BATCH // divisor) * divisor
-  if args.pp or args.resolution:  # they replace the run's pipeline
+  if args.pp or args.resolution:  # These options replace the run's pipeline.
     data['pp'] = args.pp or loaded.pp
   if not any({'boxes', 'label'} & {*op.maps} for op in registry.parse(data['pp'])):
     # A batch needs the same number of objects in every image. One suffices, because the

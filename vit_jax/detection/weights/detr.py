@@ -119,7 +119,7 @@ _SHORTER, _LONGEST = 800, 1333
 # Attention heads of all published models. The arrays do not show them.
 _HEADS = 8
 
-# Keys of transformers' config for which one value is supported.
+# Keys of transformers' config for which only one value is supported.
 _ONLY = {'activation_function': 'relu', 'position_embedding_type': 'sine'}
 
 

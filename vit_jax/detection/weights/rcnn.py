@@ -32,7 +32,7 @@ def _both(load: Callable, save: Callable) -> t.Transform:
 
 # Our models take RGB, so the channels of a stem for BGR are reversed.
 _bgr = _both(lambda x: t.conv.load(x[:, ::-1])[0], lambda x: t.conv.save([x])[:, ::-1])
-# PyTorch flattens a box's features as [C, 7, 7], we flatten them as [7, 7, C].
+# PyTorch flattens a box's features as [C, 7, 7], but we flatten them as [7, 7, C].
 _flat = _both(
   lambda x: x.reshape(len(x), -1, _BINS**2).swapaxes(1, 2).reshape(len(x), -1).T,
   lambda x: x.T.reshape(x.shape[1], _BINS**2, -1).swapaxes(1, 2).reshape(x.shape[::-1]),
@@ -178,7 +178,7 @@ def _d2_mvit(arrays, facts) -> Table:
 
 
 def _write_rules(flat, fields) -> Table:
-  """Makes the rules with which detectron2's files are written, by the backbone."""
+  """Makes the rules with which detectron2's files are written, given the model's backbone."""
   bodies = {'resnet': _d2_resnet, 'vitdet': _d2_vitdet, 'swin': _d2_swin}
   bodies['mvit'] = _d2_mvit
   body = fields['backbone'].get('backbone', fields['backbone'])

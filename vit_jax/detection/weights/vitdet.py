@@ -99,7 +99,7 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
 
 
 def grid(flat: dict[str, np.ndarray], fields: dict) -> tuple[int, int] | None:
-  """Returns (h, w) of the map, by a block that attends to all of it; None: unknown."""
+  """Returns (h, w) of the map, read from a block that attends to all of it, or None."""
   maps, blocks = _maps(flat), fields['global_blocks']
   return maps[blocks[0]] if maps and blocks else None
 
@@ -195,7 +195,9 @@ def read_config(config: dict) -> dict:
     side = config.get('window_size', 0)
     within = config.get('window_block_indices', []) if side else []
     if odd := {*within} - {*range(depth)}:
-      raise ValueError(f'window_block_indices has {min(odd)}, of {depth} blocks')
+      raise ValueError(
+        f'window_block_indices has {min(odd)}, but there are {depth} blocks'
+      )
     fields['global_blocks'] = tuple(i for i in range(depth) if i not in within)
     fields['window'] = side or 14
   return fields
