@@ -166,7 +166,7 @@ class Loggers:
       files.replace(workdir / IDS, json.dumps(ids))
 
   def write(self, step: int, values: dict) -> None:
-    """Adds the numbers of a step to each logger. After a resume some steps come again."""
+    """Adds the numbers of a step to each logger. After a resume, some steps are repeated."""
     for name, logger in list(self._open.items()):
       with self._guard(name):
         logger.write(step, values)

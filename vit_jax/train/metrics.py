@@ -40,7 +40,8 @@ def larger_is_better(
   if larger is None:
     directed = [k for k, m in metrics.items() if m.larger_is_better is not None]
     raise UserError(
-      f'{asked_by}={key!r}: larger {name!r} is neither better nor worse. Use one of {directed}.'
+      f'{asked_by}={key!r}: a larger {name!r} is neither better nor worse. Use one of '
+      f'{directed}.'
       f'{did_you_mean(name, directed)}'
     )
   return larger

@@ -203,7 +203,7 @@ def _handle_abort() -> None:
   libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
 
   # The module `signal` would run the handler in the main thread. It must run in the thread
-  # that aborts, which would not wait for another.
+  # that aborts, because that thread would not wait for another.
   @ctypes.CFUNCTYPE(None, ctypes.c_int)
   def handle_abort(number):
     log = _end_of_log()

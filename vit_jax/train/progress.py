@@ -74,7 +74,7 @@ class Record:
     self.rows.append({'step': step, **values})
     if self._file is not None:
       data = metrics.line(self.rows[-1])
-      # A write may be partial, and only the next write raises an error.
+      # A write may be partial without an error, so write until nothing is left.
       while data:
         data = data[os.write(self._file, data) :]
     elif time.monotonic() - self._flushed >= _BUCKET_SECONDS:

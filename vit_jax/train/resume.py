@@ -63,7 +63,7 @@ def refuse_changes(config: dict, older: dict, workdir: Path) -> None:
     if pair[0] != pair[1]:
       changed[f'data.{key}'] = pair
   allowed = [*NEUTRAL, *config['resume_allow']]
-  # The source may have moved, because frozen parameters are compared bit by bit.
+  # The source may differ, because frozen parameters are compared bit by bit anyway.
   if config['tune']['method'] != 'full':
     allowed.append('weights.source')
   refused = {

@@ -18,8 +18,8 @@ _CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_RED
 # Number of steps that the host may run ahead of the device: enough to keep it busy, and few
 # enough to notice a sequence of bad steps at once.
 MAX_IN_FLIGHT = 2
-# A profile begins before one of these steps and ends before the other, counted from the start
-# of the process: by then everything is compiled and warm.
+# The step before which a profile begins, and the step before which it ends, counted from the
+# start of the process. By then everything is compiled and warm.
 PROFILED = (3, 8)
 # Peak operations per second in bfloat16, as the vendors state them. On TPU v2 and v3, a JAX
 # device is one core.

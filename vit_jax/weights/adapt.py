@@ -41,9 +41,9 @@ RESIZERS = {
   'bicubic_plain': resample.bicubic_of_edges,
   # DINOv2 without registers scales by (new + 0.1) / old.
   'bicubic_offset': lambda a, b: resample.bicubic_of_edges(a, b, (b + 0.1) / a),
-  # Perception Encoder, and BEiT in transformers.
+  # For the Perception Encoder, and for BEiT in transformers.
   'bilinear_plain': _pixels(method='bilinear', antialias=False),
-  # SigLIP 2 NaFlex and TIPS.
+  # For SigLIP 2 NaFlex and TIPS.
   'bilinear_antialias': _pixels(method='bilinear', antialias=True),
 }
 # 'origin' stands for the method of the publisher's code, see `Format.resize`.
@@ -132,7 +132,7 @@ def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
 def resize_pairs(
   table: np.ndarray, old: tuple[int, int], new: tuple[int, int]
 ) -> np.ndarray:
-  """Resizes a table as in `Family.pairs` for another grid, as BEiT in transformers does."""
+  """Resizes a table of pairs of patches (see `Family.pairs`), like BEiT in transformers."""
   before, after = ([2 * n - 1 for n in grid] for grid in (old, new))
   pairs, rest = np.split(table, [math.prod(before)])
   pairs = _resize(pairs.reshape(*before, -1), after, RESIZERS['bilinear_plain'])

@@ -248,7 +248,7 @@ def need_defaults(fields: dict, format: str, family: str, known: Iterable[str]) 
 
 
 def unify(fields: dict) -> dict:
-  """Returns the fields of a ViT in which different values can mean the same, normalised.
+  """Normalises those fields of a ViT in which different values can mean the same.
 
   `map_heads=None`, for example, means the same as `map_heads=num_heads`.
   """

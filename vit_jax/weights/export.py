@@ -45,7 +45,7 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
       config.setdefault('vit_jax', {})['pp'] = source.pp
     beside, pp = {}, pipelines.build(source, size)
     if to in ('timm', 'hf', 'open_clip'):
-      # Also write the pipeline in the other library's terms. Where these cannot express our
+      # Also write the pipeline in the other library's terms. If they cannot express our
       # geometry, write a plain resize; the key `pp` keeps the whole pipeline.
       plain = pipelines.build(source, size, plain=True)
       preprocessor = pipelines.describe(pp) or pipelines.describe(plain)

@@ -286,8 +286,8 @@ def detect(
   formats = sorted({f'{f.name} ({f.family})' for f in all_formats()})
   kind = {k: config[k] for k in ('model_type', 'architecture') if k in config}
   raise ValueError(
-    f'its arrays have no known format: {kind or ""} their names begin with '
-    f'{list(arrays)[:4]}. Known formats: {", ".join(formats)}'
+    f'its arrays have no known format (config: {kind or "none"}; first names: '
+    f'{list(arrays)[:4]}). Known formats: {", ".join(formats)}'
   )
 
 

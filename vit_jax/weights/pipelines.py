@@ -71,7 +71,7 @@ def read_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   name = re.sub('(ImageProcessor|FeatureExtractor).*', '', str(name))
   processor = _PROCESSORS.get(name, {}) | processor
   if name in ('Bit', 'CLIP') and type(processor['size']) is int:
-    # Before 2023 a number stood for the shortest edge.
+    # Before 2023, a number stood for the shortest edge.
     processor['size'] = {'shortest_edge': processor['size']}
   rescales = processor.get('do_rescale', True)
   factor = processor.get('rescale_factor', 1 / 255)
@@ -280,7 +280,7 @@ def read_levels(pp: str) -> tuple[list[float], list[float]] | None:
 
 
 def _geometry(ops, size: tuple[int, int]) -> str:
-  """Returns the resize and the crop of a pipeline, changed to another image size.
+  """Returns the resize and the crop of a pipeline, adapted to another image size.
 
   Interpolation, crop ratio and crop mode do not change. Returns '' if `describe` cannot
   express a step.

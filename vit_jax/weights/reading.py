@@ -108,7 +108,7 @@ def complete(model: dict, source: Header) -> dict:
 
 
 def lacks_backbone(model: dict) -> bool:
-  """Whether a section `model` names a model that needs a backbone, but no backbone."""
+  """Whether a section `model` lacks the backbone that its model needs."""
   name, fields = models.resolve(**model)
   if 'backbone' not in models.signature(name).parameters:
     return False

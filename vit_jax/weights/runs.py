@@ -21,7 +21,7 @@ from vit_jax.weights.source import Header, Source
 def find(source) -> tuple[Path, str | None] | None:
   """Returns (folder, text after the @ or None) if a source is a run; None otherwise."""
   text = str(source)
-  # Only gs:// can be a run, unless the suffix is that of a file of weights.
+  # A URL is a run only if it is gs:// and has no suffix of a file of weights.
   if '://' in text and (not files.is_url(text) or text.endswith(readers.SUFFIXES)):
     return None
   base, _, step = text.rpartition('@')
@@ -56,7 +56,7 @@ class _RunHeader(Header):
 
   def read(self) -> Source:
     """Restores the step, and reads the frozen parameters from the weights of the run."""
-    # Imported late, because it imports Orbax.
+    # Imported late, because it imports Orbax, which is slow.
     from vit_jax.weights.steps import Steps
 
     H, W, C = self.config['resolved']['image_shape']

@@ -131,7 +131,8 @@ def _grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 
 # -- timm's config ----------------------------------------------------------------------
 
-# Fields of timm's MultiScaleVitCfg that must have the values of all MViTv2.
+# Fields of timm's MultiScaleVitCfg for which only these values, those of all MViTv2, are
+# supported.
 _FIXED = {
   'pool_first': False,
   'qkv_bias': True,

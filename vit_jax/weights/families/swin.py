@@ -240,7 +240,7 @@ def _grid(flat: dict, fields: dict) -> tuple[int, int] | None:
 # -- configs ---------------------------------------------------------------------------
 
 
-# Fields that neither timm nor transformers can express, with the value that both compute.
+# Fields that neither timm nor transformers can express, with the value that both assume.
 _PLAIN = dict(shift=(0.5,), map_norms=(False,))
 
 

@@ -105,7 +105,7 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
   fields, vocab = {}, arrays['text_model.embeddings.token_embedding.weight'].shape[0]
   if kind == 'clip':
     act, eps, heads = 'quick_gelu', 1e-5, 8
-    # In old configs 2 means that the end token is the one with the largest id.
+    # In old configs, 2 means that the end token is the one with the largest id.
     if (eos := own.get('eos_token_id', 49407)) != 2:
       fields = {'eos': eos}
     tokens = {'clean': 'none', 'pad': None}

@@ -65,7 +65,7 @@ GOOGLE = table(
     f'{MAP}/{{rest}}',
   ),
   Rule('Transformer/pos_embedding', POSITIONS, only_load=True),
-  # Until 2022 big_vision stored the modules of the MAP head at the top level.
+  # Until 2022, big_vision stored the modules of the MAP head at the top level.
   Rule('probe', f'{MAP}/probe', only_load=True),
   [
     Rule(f'{module}/{{rest}}', f'{MAP}/{module}/{{rest}}', only_load=True)
@@ -84,7 +84,7 @@ def infer(flat: dict) -> dict:
   axial = any(name.startswith(f'{BLOCK.format(i=0)}/rows/') for name in flat)
 
   def in_first_block(template: str) -> str:
-    """Returns a name in the first block. If attention is axial, it is one along the rows."""
+    """Returns a name in the first block, along the rows if attention is axial."""
     name = template.format(i=0)
     return name.replace('_0/', '_0/rows/', 1) if axial else name
 

@@ -334,7 +334,7 @@ _ALIKE = ('cls_token', 'posemb_tokens', 'map_heads', 'map_mlp_dim')
 
 
 def _unify(fields: dict) -> dict:
-  """Returns the fields, of which those in _ALIKE are normalised."""
+  """Returns the fields, with those in _ALIKE normalised."""
   tokens = fields['posemb_tokens'] if fields['registers'] else 'prefix'
   return fields | {'posemb_tokens': tokens} | configs.unify(fields)
 
