@@ -106,7 +106,7 @@ def match(
   names, rows, remark = source.class_names, None, ''
   n = len(names or ())
   same = names and model.names and ids(names) == ids(model.names[:n])
-  # The classes of the data are the first of the model, whose other classes have no names.
+  # The classes of the data are the first classes of the model, and its others have no names.
   if class_map is None and same and not any(model.names[n:]):
     if among in (None, DATA, ALL):
       return None, ''

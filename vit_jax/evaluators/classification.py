@@ -58,8 +58,8 @@ class Classification(OneSplit):
       loss: see `vit_jax.losses`; a run takes the loss of its task. With 'softmax' the
         losses of several labels are summed, as in big_vision.
       labels: a JSON file of label sets that replace the labels of the data, see `LabelSets`.
-        It has the numbers of the model's classes, or of the data's classes if the data has all
-        classes of ImageNet.
+        It numbers classes as the model does, or as the data does if the data has all classes
+        of ImageNet.
       class_map, among: how to match the classes of the data with the model's, and which
         classes may be predicted, see `class_match.match`.
       confusion: whether to fill the confusion matrix `self.confusion` [K, K], which needs one
@@ -72,8 +72,8 @@ class Classification(OneSplit):
     source = self.batches.source
     self.match: class_match.Match | None = None
     self.note = ''
-    # Label sets are numbers of the model's classes, unless the images are in folders named by
-    # all of ImageNet's ids: then they are numbers of the data's classes.
+    # Label sets number classes as the model does, unless the images are in folders named by
+    # all of ImageNet's ids: then they number classes as the data does.
     if model is not None and (
       labels is None or class_map or class_match.find_list(source.class_names or ())
     ):
@@ -128,7 +128,7 @@ class Classification(OneSplit):
     """Yields the batches, with labels from the file if there is one."""
     for batch in batches:
       if self._label_sets is not None:
-        # Padding has no name to look up.
+        # Skip padding, which has no name to look up.
         real = batch['mask'] > 0
         label = np.zeros((len(real), self._label_sets.num_classes), np.float32)
         label[real] = self._label_sets.multi_hot(batch['index'][real])

@@ -14,7 +14,8 @@ import numpy as np
 from vit_jax.check import check
 from vit_jax.errors import UserError
 
-# ILSVRC2012_val_00000001.JPEG has the first list of the ReaL file.
+# The number of an image, from 1: ILSVRC2012_val_00000001.JPEG has the first list of ReaL's
+# file.
 _NUMBERED = re.compile(r'.*_(\d{8})\.\w+')
 
 
@@ -23,9 +24,9 @@ class LabelSets:
 
   Args:
     path: a JSON file, either a list of lists of class indices or {file name: list}. In a list,
-      the number in an example's name is its position, counted from 1, as in
-      ILSVRC2012_val_00000001.JPEG. Without such a number, its index is. In a dict, an example
-      is found by its whole name or by its name without folders.
+      an example's position is the number in its name, counted from 1, as in
+      ILSVRC2012_val_00000001.JPEG, or its index if its name has no number. In a dict, an
+      example is found by its whole name or by its name without folders.
     name_of: a function that returns the name of the example with an index.
     in_order: whether the examples are in their original order, so that the index counts.
       The examples of folders and of TFDS are shuffled.

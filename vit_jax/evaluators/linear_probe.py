@@ -63,7 +63,7 @@ class LinearProbe(probe.Probe):
     """Opens the data; `options` are those of `Probe`.
 
     Args:
-      datasets: {name: fields of a `DATA`, such as source, train and test}.
+      datasets: {name of a data set: fields of `DATA`, such as source, train and test}.
       l2: penalties to choose from, relative to the sum over examples; scikit-learn's C is
         1 / l2.
       standardize: whether to scale every feature to mean 0 and standard deviation 1 on the
@@ -76,7 +76,7 @@ class LinearProbe(probe.Probe):
     super().__init__(mesh, check_stop, model, datasets=datasets, **options)
     for name, splits in self.datasets.items():
       if 'val' not in splits:
-        # Raises now if there are too few examples to hold out.
+        # This raises now if there are too few examples to hold out.
         self._choose_validation(name, *[splits['train'].num_examples] * 2)
 
   def measure(self, name, splits, extract) -> dict[str, float]:

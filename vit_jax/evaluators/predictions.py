@@ -25,9 +25,9 @@ from vit_jax import files
 from vit_jax.errors import UserError
 
 FILE = 'predictions.npz'
-# Maximum number of examples that are stored, 5 MB. Of a larger split only every second (or
-# third, and so on) example is stored, so that all classes occur even if the split is sorted
-# by class.
+# Maximum number of examples that are stored, which take 5 MB. Of a larger split, only every
+# second (or third, and so on) example is stored, so that all classes occur even if the split
+# is sorted by class.
 MOST = 100_000
 _ARRAYS = ('index', 'label', 'top', 'probability', 'right')
 

@@ -61,7 +61,7 @@ class Probe:
     """Opens the data.
 
     Args:
-      datasets: {name: fields of a `DATA`, such as source, train and test}.
+      datasets: {name of a data set: fields of `DATA`, such as source, train and test}.
       pp: preprocessing; 'decode|resize(256)|central_crop(224)|value_range(-1, 1)' in the
         reference code.
       batch_size: number of images in a batch, over all devices.

@@ -72,7 +72,7 @@ def _evaluate(argv: list[str]) -> int:
   mesh = sharding.make_mesh()
   data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch or _BATCH}
   if args.pp or args.resolution:
-    # Replaces the preprocessing of the run's evaluation.
+    # These options replace the preprocessing of the run's evaluation.
     data['pp'] = args.pp or loaded.pp
   if out:
     data['bad_log'] = out / 'bad_images.jsonl'

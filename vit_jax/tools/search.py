@@ -78,7 +78,9 @@ def _queries(args, file, layer: str, paths: list[str]) -> list[dict]:
   try:
     loaded = weights.load(name, image_size=tuple(recipe['image_size']), **options)
   except UserError as error:
-    raise UserError(f'{error} Pass --source WEIGHTS of {args.features}.') from None
+    raise UserError(
+      f'{error} Pass the weights of {args.features} with --source.'
+    ) from None
   if embed.fingerprint(loaded) != recipe['fingerprint']:
     raise UserError(f'{args.features} was written with other weights than {loaded}.')
   errors = [None] * len(queries)
@@ -171,7 +173,7 @@ def link_rows(x: np.ndarray, threshold: float, tile_size: int = 4096) -> np.ndar
     for j in range(i, len(x), size):
       some, pairs = similar(a, tile(j), j - i)
       if some:
-        # NumPy's `nonzero`, because JAX's would be compiled.
+        # Use NumPy's `nonzero`, because JAX's would be compiled.
         rows, columns = np.nonzero(np.asarray(pairs))
         _link(labels, rows + i, columns + j)
   return labels

@@ -18,9 +18,8 @@ class Layer:
 
   kind: type  # the class of its module
   inputs: tuple[int, ...]  # the shape of its first argument
-  outputs: tuple[
-    int, ...
-  ]  # the shape of its result, the first one if there are several
+  # The shape of its result, or of the first one if there are several.
+  outputs: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

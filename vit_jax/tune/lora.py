@@ -21,7 +21,7 @@ _USUAL = r'.*/(query|value)/kernel'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lora(Method):
-  """Trains the head, and a product of low rank, alpha / rank * A B, added to kernels.
+  """Trains the head, and low-rank products alpha / rank * A B that are added to kernels.
 
   B starts at zero, so that the model starts unchanged. After training, `vit_jax convert`
   adds the product to the kernel.
@@ -29,10 +29,10 @@ class Lora(Method):
   Attributes:
     rank: the rank of A [inputs, rank] and B [rank, outputs].
     alpha: the product A B is multiplied by alpha / rank.
-    layers: regexes that match the names of kernels in full. By default the kernels of query
-      and value, or every kernel of the blocks in a model that has none of these. The kernel
-      of a convolution [h, w, C, K] counts as a matrix [h w C, K]. A layer that standardises
-      its kernel standardises the sum of kernel and product.
+    layers: regexes that match the names of kernels in full. By default, these are the kernels
+      of query and value, or every kernel of the blocks in a model that has none of these. The
+      kernel of a convolution [h, w, C, K] counts as a matrix [h w C, K]. A layer that
+      standardises its kernel standardises the sum of kernel and product.
   """
 
   by_block: ClassVar = True
@@ -120,9 +120,9 @@ class LowRank(Addition):
         changed = {**own, 'kernel': own['kernel'] + change}
         return module.clone(parent=None).apply({'params': changed}, x)
 
-      # A dense layer is linear in its kernel, so the product is applied to the input, without
-      # a sum of kernels and its gradient. Convolutions may standardise their kernel, and
-      # therefore get the sum.
+      # A dense layer is linear in its kernel, so the product can be applied to the input. This
+      # saves a sum of kernels and its gradient. Convolutions may standardise their kernel, so
+      # they need the sum.
       return dense if isinstance(module, nn.Dense) else other
 
     paths = {path for path, *_ in self.places}

@@ -55,7 +55,7 @@ class Partial(Method):
     depths, number = backbone.family.depths(backbone.shapes)
     if self.blocks > number:
       raise ValueError(
-        f'blocks={self.blocks}: {type(backbone.model).__name__} has {number} blocks here'
+        f'blocks={self.blocks}: {type(backbone.model).__name__} has only {number} blocks here'
       )
     first = number - self.blocks + 1
     trained = [name for name, depth in depths.items() if depth >= first]

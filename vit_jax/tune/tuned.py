@@ -1,4 +1,4 @@
-"""Wraps a model to add the parameters of a tuning method, of which its code knows nothing."""
+"""Adds the parameters of a tuning method to a model whose code knows nothing of tuning."""
 
 from collections.abc import Callable, Mapping
 

@@ -165,7 +165,7 @@ class Prompts(Addition):
 
   Attributes:
     number: p.
-    scale: v; prompts start uniform in (-v, v).
+    scale: v; prompts are initialised uniformly in (-v, v).
     pool: see `Vpt`.
   """
 

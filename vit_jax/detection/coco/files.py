@@ -131,14 +131,14 @@ def _finite(row: dict, key: str, values) -> list[float]:
 def _size(row: dict) -> tuple[int, int]:
   sides = row.get('height', 0), row.get('width', 0)
   if not all(isinstance(n, int) and n >= 0 for n in sides) or math.prod(sides) > INT32:
-    raise ValueError(f'its height and width are {sides}, expected pixels')
+    raise ValueError(f'its height and width are {sides}, expected whole pixels')
   return sides
 
 
 def _area(row: dict) -> float:
   (area,) = _finite(row, 'area', [row['area']])
   if area < 0:
-    raise ValueError(f'its area is {area}, expected pixels')
+    raise ValueError(f'its area is {area}, expected 0 pixels or more')
   return area
 
 

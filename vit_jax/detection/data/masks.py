@@ -42,7 +42,7 @@ class Masks(folder.Folder):
 
   def __init__(self, target: str, split: str):
     super().__init__(target, split)
-    self.labels = None  # pixels have labels, whole images have none
+    self.labels = None  # labels belong to pixels, not to whole images
 
   def read(self, indices: np.ndarray) -> list[dict]:
     return list(self._pool.map(self._example, indices))

@@ -169,7 +169,7 @@ class Coco(OneSplit):
 
 
 def _run_lengths(rows: dict, sizes: np.ndarray) -> np.ndarray:
-  """Encodes the masks of valid detections as run lengths; returns objects [B, Q] or None.
+  """Encodes the masks of valid detections as run lengths, in an array of objects [B, Q].
 
   Args:
     rows: 'masks' [B, Q, m, m], 'boxes' [B, Q, 4] in pixels, 'valid' [B, Q].

@@ -75,7 +75,7 @@ class SFP(Pyramid):
 
     Args:
       inputs: images [B, H, W, C] in [-1, 1]. If there is no backbone, a dict {name: [B, h, w,
-        C]} instead, of one map or of four stages in the order of their names.
+        C]} instead, which holds one map, or four stages in the order of their names.
       train: whether the backbone applies stochastic depth, which needs the 'dropout' rng.
       features: whether the caller reads more of `out` than the pyramid.
     """

@@ -40,7 +40,7 @@ def keep(
   order = jnp.argsort(jnp.where(valid, -scores, jnp.inf), stable=True)
   ours, valid = boxes[order], valid[order]
   common, union = common_and_union(ours[:, None], ours[None])
-  # Compares a product, because some devices divide approximately, and a quotient at the
+  # Compare a product, because some devices divide approximately, and a quotient at the
   # threshold could fall on the wrong side.
   over = (common > threshold * union) & jnp.triu(jnp.ones((n, n), bool), 1)
   if classes is not None:

@@ -54,7 +54,7 @@ def draw(args) -> Drawing:
 
 
 def _describe_clipping(images, maps, top: float) -> str:
-  """Describes the patches beyond the colour scale, in the map where they hold the most."""
+  """Describes the patches beyond the colour scale, in the map where their share is largest."""
   above = [m[m > np.quantile(m, top)] for m in maps]
   shares = [high.sum() / (m.sum() or 1) for high, m in zip(above, maps, strict=True)]
   i = int(np.argmax(shares))

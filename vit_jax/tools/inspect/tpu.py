@@ -108,7 +108,7 @@ def devices(text: str) -> list:
     )
   except jax.errors.JaxRuntimeError as error:
     raise UserError(
-      f'--tpu {text}: {name} has no slice of this shape, but {GENERATIONS[name].slice}: '
+      f'--tpu {text}: no slice of {name} has this shape, unlike {GENERATIONS[name].slice}: '
       f'{str(error).splitlines()[0]}'
     ) from None
   return list(described.devices)

@@ -93,7 +93,7 @@ def _heats(run: Run, name: str, examples: dict[int, tuple]) -> dict[int, str]:
   """Draws the attention rollout over images: {index: data URL}."""
   if jax.process_count() > 1:
     raise RunError(
-      'All processes must restore a checkpoint: run vit_jax report in one.'
+      'With several processes, all must restore a checkpoint: run vit_jax report in one.'
     )
   from vit_jax import explain, weights
   from vit_jax.explain import plots
