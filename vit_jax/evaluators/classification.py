@@ -18,7 +18,7 @@ class Classification(OneSplit):
   """Top-1 and top-5 accuracy, and loss.
 
   An example is right if the largest logit, or one of the five largest, is a label. With
-  several labels per image each of them is right. Images without any label are left out of
+  several labels per image, each of them is right. Images without any label are left out of
   the numerators and the denominator (as in ReaL, arXiv 2006.07159, section 3).
 
   Attributes:

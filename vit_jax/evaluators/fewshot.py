@@ -70,7 +70,7 @@ class FewShot(Probe):
 
     For every data set and number of shots, `NAME_5shot` is the mean over the seeds,
     `NAME_5shot_std` the sample standard deviation (with two seeds or more), and
-    `NAME_5shot_seed0` the accuracy of one seed. With protocol 'sweep' the names have
+    `NAME_5shot_seed0` the accuracy of one seed. With protocol 'sweep', the names have
     `5shot_sweep` in place of `5shot`, and `NAME_5shot_sweep_log2_l2` is the chosen ridge.
     """
     grid = super().run(predict, variables)  # {'NAME_5': [seeds, R]}

@@ -135,7 +135,7 @@ def _nearest(queries, keys, k, mesh):
 def vote(similarities, labels, temperature: float | None):
   """Returns the class [n] for which the neighbours of each query vote.
 
-  Of classes with equal sums the lowest number wins.
+  Of classes with equal sums, the lowest number wins.
 
   Args:
     similarities: [n, k], the largest first.

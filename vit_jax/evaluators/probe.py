@@ -24,7 +24,7 @@ class DataSet:
   source: str
   train: str
   test: str
-  # For these three see `data.pipeline.EvalBatches`.
+  # For these three, see `data.pipeline.EvalBatches`.
   num_classes: Count | None = None
   source_options: Annotated[dict | None, sources.check_options] = None
   classes: subset.Classes = None

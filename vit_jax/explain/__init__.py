@@ -45,7 +45,7 @@ def attention_maps(
     images: paths, bytes, PIL images or uint8 arrays [H, W, C].
     kind: see the table.
     classes: the number of the class to explain: one for all images, or a list with one per
-      image. By default each image's most probable class is explained.
+      image. By default, each image's most probable class is explained.
     batch_size: number of images in a batch. Each image needs memory for the weights of all
       layers, 22 MB for B/16 at 224 px, and for class_rollout as much again for gradients.
 

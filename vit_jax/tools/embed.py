@@ -4,7 +4,7 @@
   vit_jax embed SOURCE FOLDER --out patches.parquet --layer encoded
 
 SOURCE is any source that `vit_jax.load` takes; images are preprocessed as its weights need.
-By default a row holds an image and its vector before the head, `pre_logits`; for CLIP and
+By default, a row holds an image and its vector before the head, `pre_logits`; for CLIP and
 SigLIP it is `logits`, the vector for comparison with texts. Other layers (`encoded`,
 `block05`, `stage2`, `stem`: the model's `out`) give a row per patch or position, without the
 class token and registers. The same command again continues where it was stopped, and adds

@@ -47,7 +47,7 @@ class State:
 def averaged_tree(params: dict, stats: dict) -> dict:
   """Returns the tree that EMA and SWA average: trained parameters and batch statistics.
 
-  With averaged parameters the activations differ from those of the last parameters, so an
+  With averaged parameters, the activations differ from those of the last parameters, so an
   evaluation needs averaged statistics too.
   """
   return params | ({trees.STATS: stats} if stats else {})

@@ -50,7 +50,7 @@ def make_step(task, optimizer, on_device, key):
     good, bad = some & finite, some & ~finite
 
     # The update. `optimizer.tx` clips and applies moments, weight decay and learning rate.
-    # After a bad step it selects the old moments before it computes anything from the new
+    # After a bad step, it selects the old moments before it computes anything from the new
     # ones, see `optim.optimizers`.
     rate = optimizer.rate(state.step)
     updates, opt_state = optimizer.tx.update(
@@ -99,7 +99,7 @@ def zero_masked(batch: dict) -> tuple[dict, jax.Array]:
 def gradients(loss, params, stats: dict, batch: dict, key, accum: int):
   """Returns (metrics, gradients, stats) of a batch, computed in `accum` micro-batches.
 
-  Each micro-batch has its own key, so that dropout masks differ. Without dropout the sum is
+  Each micro-batch has its own key, so that dropout masks differ. Without dropout, the sum is
   the gradient of the whole batch. Batch norms see one micro-batch at a time, and update
   their running statistics with each in turn.
 

@@ -40,7 +40,7 @@ def lock(workdir) -> Iterator[Path]:
     return
   workdir = workdir.absolute()
   failure, file = None, None
-  # Before JAX is initialised there is no second process. Do not ask for the process index
+  # Before JAX is initialised, there is no second process. Do not ask for the process index
   # then: that would start the devices, which fails while another run holds them.
   several = jax.distributed.is_initialized()
   if not several or jax.process_index() == 0:
@@ -167,7 +167,7 @@ def noise_to_log(workdir: Path) -> Iterator[None]:
   Further processes write log.1.txt and so on. A file that stays empty is removed.
   """
   index = '' if distributed.is_first() else f'.{jax.process_index()}'
-  # In a bucket the log appears when the run ends.
+  # In a bucket, the log appears when the run ends.
   local = LocalFolder(workdir)
   path = local.folder / LOG_FILE.replace('.', f'{index}.')
   try:

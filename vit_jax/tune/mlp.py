@@ -40,7 +40,7 @@ class Hidden(Addition):
   dropout: float
 
   def setup(self):
-    # The variance of initial values is 2 / inputs. In the released code it is 2 / outputs.
+    # The variance of initial values is 2 / inputs. In the released code, it is 2 / outputs.
     init = nn.initializers.he_normal()
     self.dense = [nn.Dense(self.width, kernel_init=init) for _ in range(self.number)]
     self.norm = [nn.BatchNorm(momentum=0.9, epsilon=1e-5) for _ in range(self.number)]

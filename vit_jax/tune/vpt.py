@@ -26,15 +26,15 @@ class Vpt(Method):
 
   Attributes:
     number: the number of prompts; with where='pad', the width of the frame in pixels.
-    where: where prompts enter. By default the first of these that the model takes: 'prepend'
-      for ViT and hybrids, 'add' for Mixer, whose number of tokens is fixed, and 'pad' for
-      convolutional models.
+    where: where prompts enter. By default, it is the first of these that the model takes:
+      'prepend' for ViT and hybrids, 'add' for Mixer, whose number of tokens is fixed, and 'pad'
+      for convolutional models.
       'prepend': as tokens after the class token, without position embeddings.
       'before_positions': the same, with the position embedding of the class token.
       'add': one prompt is added to every patch token, or one prompt per patch to its token.
       'pad': as a frame around the image.
     deep: whether every block has its own prompts (VPT-deep), which replace the tokens that the
-      block before made of its prompts. Otherwise only the first block has prompts
+      block before made of its prompts. Otherwise, only the first block has prompts
       (VPT-shallow).
     layers: with deep, the blocks that have prompts, counted from 0; by default all. Blocks
       before the first of them run without prompts.

@@ -52,13 +52,13 @@ def load(
       image size are then those of RUN. Added parameters are `variables['params']['tune']`.
     model: another model that starts from the weights, as a name or a config's section. Its
       backbone is the weights' model, as in {'name': 'fpn', 'backbone': {'name': 'swin', ...}}.
-      For the weights of a ViT it may also be 'vitdet:B' or 'sfp:B'. All other parameters have
+      For the weights of a ViT, it may also be 'vitdet:B' or 'sfp:B'. All other parameters have
       their initial values.
     **fields: fields of the model, which win over those of the source. `num_classes=10` gives
       a new head, and `patch_size=(32, 32)` resizes the patch embedding.
 
   Returns:
-    A `Loaded`. For a file that also has a text tower it is an `image_text.ImageText`, unless
+    A `Loaded`. For a file that also has a text tower, it is an `image_text.ImageText`, unless
     `model`, `tune` or `num_classes` asks for another model on its image tower.
   """
   tune = os.fspath(tune) if isinstance(tune, os.PathLike) else tune

@@ -27,7 +27,7 @@ class Masks(folder.Folder):
   numbers; 255 marks a pixel that does not count. The mask has the size of its image, after
   the image is rotated upright; otherwise the image is a bad image.
 
-  Line k of ROOT/classes.txt, from 0, is the name of class k. Without that file
+  Line k of ROOT/classes.txt, from 0, is the name of class k. Without that file,
   config.model.num_classes says how many classes there are.
 
   Args:

@@ -61,7 +61,7 @@ def detr_crop(
 ):
   """DETR's augmentation: `detr_resize(sizes, longest)`, half of the time after a crop.
 
-  Before the crop the shorter side is resized to one of `first`. Height and width of the
+  Before the crop, the shorter side is resized to one of `first`. Height and width of the
   crop are drawn independently within `sides` = (least, most), and never exceed the image.
   (Section 4: "crop to a random rectangular patch".)
   """

@@ -31,7 +31,7 @@ class Objects(Source):
   """Images with any number of objects, including none.
 
   An example has 'boxes' float32 [n, 4], top, left, bottom, right as fractions of the image,
-  and 'label' int32 [n], positions in `Truth.category_ids`. With masks it also has the
+  and 'label' int32 [n], positions in `Truth.category_ids`. With masks, it also has the
   features that `encode_masks` returns.
 
   Examples are for training: they leave out crowds and objects outside of the image. `truth`

@@ -23,7 +23,7 @@ class ConvNorm(nn.Module):
 
   Attributes:
     size: side of the kernel, 1 or 3. The map keeps its size.
-    norm: one of NORMS. With a norm the convolution has no bias.
+    norm: one of NORMS. With a norm, the convolution has no bias.
   """
 
   width: int

@@ -27,7 +27,7 @@ class Upsample(nn.Module):
 
   Maps [B, h, w, C] to [B, h 2^steps, w 2^steps, width].
   Each step is a 3 x 3 convolution, GroupNorm, ReLU and bilinear interpolation. With
-  `steps` 0 there is one step without interpolation.
+  `steps` 0, there is one step without interpolation.
   """
 
   width: int

@@ -27,7 +27,7 @@ def match(
 
   Args:
     iou: [N, M], overlaps of N targets with M boxes.
-    valid: bool [N], False for padding. Without targets all labels are 0.
+    valid: bool [N], False for padding. Without targets, all labels are 0.
     low_quality: the rule for the boxes that overlap a target most, even if the overlap is
       below `high`.
       None: no such rule.

@@ -9,7 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-# The largest offset of a side, which turns 16 pixels into 1000. Without a limit the
+# The largest offset of a side, which turns 16 pixels into 1000. Without a limit, the
 # exponential could overflow.
 CLAMP = math.log(1000 / 16)
 

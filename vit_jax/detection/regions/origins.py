@@ -22,7 +22,7 @@ class Origin:
     aligned: whether RoIAlign shifts boxes by half a cell, which is correct.
     rounded_anchors: whether corners of anchors are rounded to whole pixels.
     rounded_strides: whether the stride of a level is the image's side divided by the map's,
-      rounded down. For some sides it is no power of 2.
+      rounded down. For some sides, it is no power of 2.
     level_epsilon, late_epsilon: guards against rounding in the level of a box. level_epsilon
       is added to the box's side, in units of the canonical side, before the logarithm.
       late_epsilon is added after it.

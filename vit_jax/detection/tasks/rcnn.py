@@ -253,7 +253,7 @@ def select_class(deltas: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def smooth_l1(x: jax.Array, beta: float) -> jax.Array:
-  """Returns x^2 / (2 beta) if |x| < beta, else |x| - beta / 2. With beta 0 that is |x|."""
+  """Returns x^2 / (2 beta) if |x| < beta, else |x| - beta / 2. With beta 0, that is |x|."""
   if beta == 0:
     return jnp.abs(x)
   return beta * optax.huber_loss(x / beta)

@@ -24,7 +24,7 @@ FORMATS = ('stablehlo', 'savedmodel')
 PLATFORMS = ('cpu', 'tpu', 'cuda', 'rocm')
 _USUAL = 'cpu,tpu,cuda'
 # Largest allowed difference between the outputs of the file and of the model, relative to the
-# largest output. Other compilers add numbers in another order. In float32 this was measured to
+# largest output. Other compilers add numbers in another order. In float32, this was measured to
 # change outputs by less than 1e-6, and deep models may have 50 times that. Bfloat16 keeps 8
 # bits, and a compiler may choose whether to round an intermediate result to it.
 _TOLERANCE = {'float32': 5e-5, 'bfloat16': 5e-2}

@@ -35,7 +35,7 @@ def posemb(args) -> Drawing:
 def filters(args) -> Drawing:
   """Draws the first layer's filters (figure 7 left).
 
-  For a patch embedding it draws the principal components. For an overlapping convolution,
+  For a patch embedding, it draws the principal components. For an overlapping convolution,
   such as the root of a hybrid or a ResNet, it draws the filters themselves.
   """
   from vit_jax.explain import plots

@@ -122,7 +122,7 @@ def difference(run: Run, other: Run, name: str) -> str:
   """Formats the difference of two accuracies, paired by image: ', -1.39 ± 1.21'.
 
   '' if the runs have no predictions for the same images. Half an image is added to each of
-  the two ways to disagree. Otherwise models that agree on every image would differ by 0 with
+  the two ways to disagree. Otherwise, models that agree on every image would differ by 0 with
   certainty.
   """
   source, _, metric = name.partition('/')

@@ -69,7 +69,7 @@ def read(tower: TextArrays, image: dict[str, Any]) -> Text:
   """Reads a text tower, or raises ValueError if vit_jax cannot compute it.
 
   Args:
-    image: fields of the image tower. In OpenAI's files the text tower has the same activation.
+    image: fields of the image tower. In OpenAI's files, the text tower has the same activation.
   """
   cut = lambda name: re.sub(r'^(params/)?(txt/|text\.)?', '', name)
   arrays = {cut(name): np.asarray(x) for name, x in tower.arrays.items()}

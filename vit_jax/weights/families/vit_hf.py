@@ -53,7 +53,7 @@ _SAVE |= {'layer_scale_init_value': lambda x: x or 0.0}
 # separated by spaces, and their values are tuples.
 _CHOICES = {
   'qkv_bias': ('qkv_bias', {True: 'qkv', False: 'none'}),
-  # In AIMv2 `qkv_bias` also switches the bias of the projection after attention.
+  # In AIMv2, `qkv_bias` also switches the bias of the projection after attention.
   'qkv_bias mlp_bias': (
     'qkv_bias dense_bias',
     {(False, False): ('none', False), (True, True): ('qkv', True)},
