@@ -80,7 +80,7 @@ def detect_images(
 
   preprocess = SingleImage(pp, masks=True)
   rows, errors = inference.run(loaded, images, preprocess, batch_size, function)
-  # float32 cannot hold pixels of large images exactly.
+  # Scale in float64, because float32 cannot hold pixels of large images exactly.
   scale = np.tile(rows['sizes'][:, None, ::-1], 2)
   rows['boxes'] = rows['boxes'].astype(np.float64) * scale
   return Detected(**rows, errors=errors)

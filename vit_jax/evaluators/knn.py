@@ -114,7 +114,7 @@ def nearest(
 def _normalize(x: np.ndarray) -> np.ndarray:
   """Scales rows to norm 1. Rows of zeros stay; rows that are not finite become NaN."""
   norm = np.sqrt(np.einsum('nd,nd->n', x, x, dtype=np.float64))[:, None]
-  with np.errstate(invalid='ignore'):  # inf / inf
+  with np.errstate(invalid='ignore'):  # inf / inf is NaN
     return x / np.where(norm == 0, 1, norm).astype(np.float32)
 
 
@@ -152,6 +152,6 @@ def vote(similarities, labels, temperature: float | None):
     sums = jnp.where(y[:, None] == y[None, :], weights, 0).sum(-1)
     return jnp.where(sums == sums.max(), y, jnp.iinfo(y.dtype).max).min()
 
-  # At most 2**22 comparisons of neighbours at a time.
+  # Compare at most 2**22 pairs of neighbours at a time.
   at_once = max(1, 2**22 // similarities.shape[1] ** 2)
   return jax.lax.map(winner, (similarities, labels), batch_size=at_once)

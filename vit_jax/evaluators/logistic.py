@@ -183,7 +183,7 @@ def _begin(params, mesh):
 
 @functools.partial(jax.jit, static_argnames='mesh')
 def _advance(state, problem, last, tolerance, mesh):
-  """Iterates up to number `last`, or until no derivative exceeds the tolerance.
+  """Iterates up to iteration `last`, or until no derivative exceeds the tolerance.
 
   Returns:
     (state, (iterations, the objective divided by the number of rows, its largest

@@ -65,7 +65,7 @@ def _count_equation(equation) -> int:
     raise NotImplementedError('Cannot count matrix products in a while loop.')
   if name == 'scan':
     return params['length'] * sum(inner)
-  # The inner shapes are those of one device.
+  # The inner shapes are those of one device, so multiply by the number of devices.
   if name == 'shard_map':
     return math.prod(params['mesh'].shape.values()) * sum(inner)
   return sum(inner)

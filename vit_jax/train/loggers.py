@@ -104,7 +104,7 @@ class Mlflow:
       number = old.experiment_id if old else client.create_experiment(experiment)
       run = client.create_run(number, run_name=workdir.name).info.run_id
       for key, value in config_lib.flat(config).items():
-        # MLflow takes up to 6,000 characters.
+        # MLflow takes values of up to 6,000 characters.
         client.log_param(run, key, str(value)[:6000])
     self.id = run
     self._logged = {

@@ -155,7 +155,7 @@ def hf_facts(config: dict, fields: dict, size, processor: dict | None = None) ->
   labels = section(config, 'id2label')
   names = texts([labels[key] for key in sorted(labels, key=int)])
   if all(name == f'LABEL_{i}' for i, name in enumerate(names)):
-    names = None  # They are placeholders.
+    names = None  # They are placeholders, not names.
   pp = section(config, 'vit_jax').get('pp')
   pp = pp or pipelines.read_hf(section(config, 'preprocessor') or processor or {}, size)
   return Facts(fields=fields, image_size=size, class_names=names, pp=pp, config=config)

@@ -165,7 +165,7 @@ def _read_index(index: Path) -> list[str]:
 def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
   """Returns (arrays, config). The config is the zip's comment, or {} if there is none."""
   arrays, comment = files.read_npz(path, _TIMES)
-  for name, x in arrays.items():  # NumPy writes bfloat16 as void.
+  for name, x in arrays.items():  # NumPy stores bfloat16 as void: view it as bfloat16.
     arrays[name] = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
   is_config = comment.startswith(b'{')  # Other programs may write other comments.
   return arrays, _parse_json(comment, f"{path}: the zip's comment") if is_config else {}

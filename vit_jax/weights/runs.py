@@ -34,7 +34,8 @@ def find(source) -> tuple[Path, str | None] | None:
       return folder, step
     if folder.exists():
       raise UserError(f'{base} is not a run of vit_jax: leave out @{step}.')
-  except (OSError, RuntimeError):  # The name is too long, or ~USER is unknown.
+  # A name that is too long, or begins with an unknown ~USER, is no run.
+  except (OSError, RuntimeError):
     pass
   return None
 

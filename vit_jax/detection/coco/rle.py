@@ -105,7 +105,7 @@ def _lengths(text: bytes) -> list[int]:
     raise ValueError('its run lengths are incomplete or too long')
   place = np.arange(len(codes)) - np.repeat(first, sizes)
   lengths = np.add.reduceat((codes & 31) << 5 * place, first)
-  # The highest bit is the sign.
+  # The highest bit of a number is its sign.
   lengths -= (lengths >> 5 * sizes - 1) << 5 * sizes
   for start in (1, 2):
     lengths[start::2] = np.cumsum(lengths[start::2])

@@ -117,7 +117,7 @@ class DigitsCanvas(objects.Objects):
     counts = (3, *[_PER_DIGIT] * _MOST)
     (numbers,) = philox.uniforms(_TAG, [position], counts)
     u = numbers[:3].astype(np.float64)
-    # The sum of both stays below 255.
+    # ground + contrast stays below 255, so that uint8 holds it.
     ground, contrast = int(80 * u[1]), 128 + int(48 * u[2])
     canvas = np.full((_SIDE, _SIDE), ground, np.int64)
     pasted: list = []

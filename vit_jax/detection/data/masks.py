@@ -63,7 +63,7 @@ class Masks(folder.Folder):
     try:
       with Image.open(io.BytesIO(data)) as image:
         mode, segments = image.mode, np.asarray(image)
-    except Exception as error:  # Pillow raises many types on broken files
+    except Exception as error:  # Pillow raises errors of many types for broken files.
       raise BadImage(f'its mask: {error}') from None
     if mode not in ('1', 'L', 'P'):
       raise BadImage(f'its mask has the mode {mode}, expected 8 bits per pixel')

@@ -93,5 +93,6 @@ def _size(data: bytes) -> tuple[int, int]:
   try:
     with Image.open(io.BytesIO(data)) as image:
       return image.height, image.width
-  except Exception:  # Pillow raises many types; the image is masked where it is used
+  # Pillow raises errors of many types. The image is masked where it is used.
+  except Exception:
     return 0, 0

@@ -130,7 +130,7 @@ class RCNN(Model):
     rpn = {'logits': jnp.concatenate(logits, 1), 'deltas': jnp.concatenate(deltas, 1)}
     out |= {f'rpn_{key}': x for key, x in rpn.items()}
     out |= {f'proposal_{key}': x for key, x in proposals.items()}
-    # The extra level of a pyramid serves proposals only.
+    # The extra level of a pyramid serves proposals only: nothing is pooled from it.
     pooled = max(len(maps) - getattr(self.backbone, 'extra_level', False), 1)
     source = maps[:pooled], strides[:pooled]
     if targets is None:
@@ -368,7 +368,7 @@ class RCNN(Model):
         masks.append({**row, 'index': few['index'], 'label': few['label']})
       boxes = self._move(i, rows['boxes'], logits, deltas, sizes, label)
       if origin.resampled:
-        # The next stage adds the targets again.
+        # Leave out the targets, because the next stage adds them again.
         valid = rows['valid'] & ~rows['added']
       else:
         valid = rows['valid'] & (coding.sides(boxes) > 0).all(-1)

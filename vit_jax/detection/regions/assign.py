@@ -46,7 +46,7 @@ def match(
   if low_quality is not None:
     most = iou.max(1, keepdims=True)
     least = _LEAST if low_quality == 'reassigned' else 0.0
-    tied = (iou == most) & (most >= least)  # padding has -1
+    tied = (iou == most) & (most >= least)  # `most` is -1 for padding
     label = jnp.where(tied.any(0), 1, label)
     if low_quality == 'reassigned':
       last = len(iou) - 1 - tied[::-1].argmax(0)

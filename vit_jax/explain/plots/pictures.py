@@ -41,7 +41,7 @@ def maps(
   pair, row = 2 * side + near + far, side * H / W + above + near
   figure = Figure((across * pair - far, down * row + 0.25))
   width, height = figure.get_size_inches()
-  # Axes in inches from the upper left corner.
+  # Adds axes at (x, y), in inches from the upper left corner.
   place = lambda x, y, w, h: figure.add_axes(
     (x / width, 1 - (y + h) / height, w / width, h / height)
   )

@@ -57,6 +57,6 @@ def save(figure: Figure, path: str | Path) -> None:
   empty = {'.png': {'Software': None}, '.pdf': {'CreationDate': None}}
   metadata = empty.get(Path(path).suffix, {'Date': None})
   with warnings.catch_warnings():
-    # Class names may need a font that is not installed.
+    # Do not warn if class names need a font that is not installed.
     warnings.filterwarnings('ignore', message='Glyph .* missing from')
     figure.savefig(path, bbox_inches='tight', pad_inches=0.03, metadata=metadata)

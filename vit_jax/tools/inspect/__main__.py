@@ -140,6 +140,6 @@ def _parser() -> cli.Parser:
 
 
 if __name__ == '__main__':
-  # Leaves the accelerator to a run that may train on it.
+  # Leave the accelerator to a run that may train on it.
   os.environ['JAX_PLATFORMS'] = 'cpu'
   sys.exit(cli.run(main))

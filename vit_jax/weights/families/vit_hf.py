@@ -153,7 +153,8 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
   patches = t.patches(fields['patch_size']) if flat else t.conv
   bias = 'relative_position_bias'
   mlp, packed = names['mlp'], ()
-  if fields.get('mlp') == 'swiglu' and 'gate' not in kind.names:  # DINOv2
+  # DINOv2, whose files pack two layers into one array.
+  if fields.get('mlp') == 'swiglu' and 'gate' not in kind.names:
     mlp = ('-', 'mlp.weights_out')
     packed = layers.join(inside('mlp.weights_in'), vit.GATED)
   # Name of the head -> whether it has a bias. The first rule that fits is used for writing.
