@@ -30,7 +30,7 @@ def sigmoid_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def smooth_binary(targets: jax.Array, amount: float) -> jax.Array:
-  """Moves every binary target [B, K] towards its opposite: 1 -> 1 - a, 0 -> a.
+  """Moves every binary target [B, K] towards its opposite by a: 1 -> 1 - a, 0 -> a.
 
   The paper's i21k run used a = 1e-4 (on 0.9999, off 0.0001).
   """
@@ -57,7 +57,7 @@ def check_loss(where: str, text: str, _) -> None:
 def _parse(text: str) -> tuple[str, dict]:
   name, args, options = parse_call(text)
   if args:
-    raise ValueError(f'write the options of {text!r} as {name}(option=value)')
+    raise ValueError(f'give the options of {text!r} by name, {name}(option=value)')
   return name, options
 
 
@@ -91,21 +91,21 @@ def targets_of(label: jax.Array, num_classes: int) -> jax.Array:
 
 
 def check_labels(label: jax.ShapeDtypeStruct, num_classes: int) -> None:
-  """Raises ValueError if labels have neither form, by their shape and dtype."""
+  """Raises ValueError unless labels have one of the two forms, by their shape and dtype."""
   if label.ndim > 2 or (label.ndim == 2 and label.dtype != jnp.float32):
     raise ValueError(
-      'classification takes labels int [B] or float32 [B, K]; those of the data are '
+      'classification needs labels int [B] or float32 [B, K]; the data has '
       f'{label.dtype} {list(label.shape)}'
     )
   if label.ndim == 2 and label.shape[1] != num_classes:
     raise ValueError(
-      f'config.data.pp gives labels of {label.shape[1]} classes, but '
+      f'config.data.pp makes labels of {label.shape[1]} classes, but '
       f'config.model.num_classes={num_classes}'
     )
 
 
 def is_label(classes: jax.Array, label: jax.Array) -> jax.Array:
-  """Returns bool [B]: whether the classes, int [B], are labels of their examples."""
+  """Returns bool [B]: whether each class, int [B], is a label of its example."""
   if label.ndim == 2:
     return jnp.take_along_axis(label, classes[:, None], axis=-1)[:, 0] > 0
   return classes == label

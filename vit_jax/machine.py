@@ -11,5 +11,5 @@ def cores() -> int:
 
 
 def memory() -> int:
-  """Returns the machine's memory in bytes; raises on systems that do not tell."""
+  """Returns the machine's memory in bytes; raises an error if the system does not tell."""
   return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')

@@ -8,7 +8,7 @@ import time
 from vit_jax import cli
 
 if __name__ == '__main__':
-  # Before the imports, which take a while.
+  # This comes before the imports, because they take a while.
   cli.exit_on_interrupt()
 
 from vit_jax.train import program
@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
   """Runs a command line; returns the exit code."""
   start = time.perf_counter()
   args, config, workdir = program.parse(argv)
-  # After the arguments are parsed, because these imports take seconds.
+  # Import these only now, after the arguments are parsed, because they take seconds.
   from vit_jax import distributed, files
   from vit_jax.train import process, progress
 

@@ -18,7 +18,7 @@ from typing import Any
 from vit_jax.errors import choose
 
 RINGS = ('vit_jax.detection', 'vit_jax.lab')
-# The tables of the core, by the keys that ENTRIES of a ring may have.
+# The tables of the core. ENTRIES of a ring has these keys.
 TABLES = (
   'model',
   'loss',
@@ -42,7 +42,7 @@ TABLES = (
   'part of evaluate',
   'part of a page',
 )
-# Installed packages declare rings of their own in this group of entry points.
+# Installed packages register rings of their own in this group of entry points.
 GROUP = 'vit_jax.rings'
 
 
@@ -64,7 +64,7 @@ def rings() -> dict[str, dict[str, dict] | None]:
       entries = None
     for table in entries or {}:
       if table not in TABLES:
-        raise ValueError(f'{name}: ENTRIES has {table!r}, expected one of {TABLES}')
+        raise ValueError(f'{name}: ENTRIES has {table!r}: expected one of {TABLES}')
     entries_of[name] = entries
   return entries_of
 
@@ -94,10 +94,10 @@ class Registry(UserDict):
     self._core = entries
     self._rings_first = rings_first
 
-  # Replaces the attribute that `UserDict.__init__` would fill at once.
+  # This replaces the attribute `data`, which `UserDict.__init__` would fill at once.
   @functools.cached_property
   def data(self) -> dict[Any, Any]:
-    """{name: entry}; an entry is replaced by its object once that is imported."""
+    """{name: entry}. Once an entry is imported, its object replaces it."""
     return dict(self._initial)
 
   @functools.cached_property
@@ -107,7 +107,7 @@ class Registry(UserDict):
     for ring, entries in rings().items():
       for name, entry in (entries or {}).get(self.noun, {}).items():
         if name in self._core or name in theirs:
-          raise ValueError(f'{ring}: {self.noun} {name!r} exists already')
+          raise ValueError(f'{ring}: {self.noun} {name!r} already exists')
         theirs[name] = entry
     return {**theirs, **self._core} if self._rings_first else {**self._core, **theirs}
 
@@ -118,9 +118,9 @@ class Registry(UserDict):
     return entry
 
   def register(self, name: str, entry: Any) -> None:
-    """Adds an entry; raises ValueError for a name of this package or of a ring."""
+    """Adds an entry; raises ValueError if this package or a ring has one of this name."""
     if name in self._initial:
-      raise ValueError(f'{self.noun} {name!r} is in vit_jax already')
+      raise ValueError(f'{self.noun} {name!r} already exists in vit_jax')
     self.data[name] = entry
 
   def signature(self, name: str) -> inspect.Signature:

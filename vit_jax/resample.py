@@ -34,24 +34,24 @@ def bicubic_of_edges(old: int, new: int, scale: float | None = None) -> np.ndarr
 
 
 def triangle(x: np.ndarray) -> np.ndarray:
-  """The kernel of linear interpolation at distances x >= 0, in the dtype of x."""
+  """Kernel of linear interpolation, at distances x >= 0, in the dtype of x."""
   return np.maximum(0, 1 - x)
 
 
 def keys(x: np.ndarray, a: float = -0.5) -> np.ndarray:
-  """Keys' cubic convolution (1981) at distances x >= 0, in the dtype of x."""
+  """Kernel of Keys' cubic convolution (1981), at distances x >= 0, in the dtype of x."""
   near = ((a + 2) * x - (a + 3)) * x * x + 1
   far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
   return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
 def align_corners(old: int, new: int) -> np.ndarray:
-  """Returns the [new, old] matrix of linear interpolation that maps ends to ends."""
+  """Returns the [new, old] matrix of linear interpolation that keeps the two ends in place."""
   at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
   return triangle(np.abs(at[:, None] - np.arange(old)))
 
 
 def apply(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-  """Resizes [H, W, ...] by [h, H] and [w, W] matrices: float64 [h, w, ...]."""
+  """Resizes [H, W, ...] by matrices [h, H] and [w, W]; returns float64 [h, w, ...]."""
   out = np.tensordot(rows, images.astype(np.float64), (1, 0))
   return np.moveaxis(np.tensordot(columns, out, (1, 1)), 0, 1)

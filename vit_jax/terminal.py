@@ -1,4 +1,4 @@
-"""Writes lines to the user on standard error, and the noise of libraries to a file."""
+"""Writes lines for the user to standard error, and sends the noise of libraries to a file."""
 
 import contextlib
 import faulthandler
@@ -8,14 +8,15 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-# The file descriptor for lines to the user. It is not 2 while `noise_to` redirects that one.
+# The file descriptor for lines to the user. It is not 2 while `noise_to` redirects
+# descriptor 2.
 _fd = 2
 
 
 def say(line: str) -> None:
   """Writes a line to standard error, unbuffered, because a signal may interrupt a print."""
   with contextlib.suppress(OSError):
-    # Clears the line of a progress bar.
+    # Delete the line of a progress bar first.
     clear = '\r\x1b[K' if os.isatty(_fd) else ''
     os.write(_fd, f'{clear}{line}\n'.encode('utf-8', 'backslashreplace'))
 
@@ -34,7 +35,7 @@ def progress(
   quiet: bool = False,
   every: float = 30,
 ) -> Iterator:
-  """Yields the items; shows a bar on a terminal, and elsewhere prints a line now and then.
+  """Yields the items; shows a bar on a terminal, and prints a line now and then elsewhere.
 
   Args:
     total: number of items, or None if it is unknown.
@@ -51,7 +52,7 @@ def progress(
       left = f', {tqdm.tqdm.format_interval(seconds)} left' if total and done else ''
       say(f'{text}: {done} of {total or "?"} {unit}{left}')
 
-  # Nothing appears in the first second.
+  # The bar appears only after the first second.
   options = dict(leave=False, dynamic_ncols=True, delay=1, disable=quiet or None)
   with tqdm.tqdm(total=total, desc=text, unit=unit, **options) as bar:
     if bar.disable and not quiet:
@@ -77,16 +78,16 @@ def noise_to(path: str | os.PathLike) -> Iterator[None]:
   sys.stderr.flush()
   before = _fd
   file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-  # Child processes do not inherit it.
+  # Child processes do not inherit this copy.
   saved = os.dup(2)
   stream, ours = sys.stderr, None
   try:
     os.dup2(file, 2)
   finally:
     os.close(file)
-  # If it is nested, the outer one has moved the lines to the user already.
+  # If this is nested, the outer context has already moved the lines to the user.
   _fd = saved if before == 2 else before
-  # The stream of a notebook or a test stays as it is.
+  # In a notebook or a test, `sys.stderr` is another stream, which stays as it is.
   if _is_descriptor_2(stream):
     sys.stderr = ours = open(saved, 'w', 1, stream.encoding, stream.errors)  # noqa: SIM115
     crashes = faulthandler.is_enabled()

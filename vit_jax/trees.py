@@ -1,4 +1,4 @@
-"""Trees with path names, and rules that select leaves by name.
+"""Trees whose leaves have path names, and rules that select leaves by name.
 
 Everything that selects parameters (weight decay, freezing, learning-rate factors,
 sharding, skipping at load) is one mechanism: an ordered list of `(regex, value)`,
@@ -41,7 +41,7 @@ def unflatten(flat: dict[str, Any]) -> dict:
 
 
 def flatten_variables(variables: dict) -> dict[str, Any]:
-  """Flattens the variables of a model, whose collections are nested dicts: {name: leaf}.
+  """Flattens a model's variables, which are collections of nested dicts, to {name: leaf}.
 
   Parameters keep their names, 'a/b/kernel'. Batch statistics are 'batch_stats/a/b/mean'.
   """
@@ -50,14 +50,14 @@ def flatten_variables(variables: dict) -> dict[str, Any]:
 
 
 def unflatten_variables(flat: dict[str, Any]) -> dict:
-  """Returns the collections {'params': ...}, the inverse of `flatten_variables`."""
+  """Returns the collections {'params': ..., ...}, the inverse of `flatten_variables`."""
   params = {name: x for name, x in flat.items() if not is_statistic(name)}
   stats = {name: x for name, x in flat.items() if is_statistic(name)}
   return {'params': unflatten(params), **unflatten(stats)}
 
 
 def is_statistic(name: str) -> bool:
-  """Whether a name of `flatten_variables` is a batch statistic and not a parameter."""
+  """Whether a name is that of a batch statistic, see `flatten_variables`."""
   return name.startswith(f'{STATS}/')
 
 
@@ -71,7 +71,7 @@ def matches(regex: str, name: str) -> bool:
   try:
     return re.fullmatch(regex, name) is not None
   except re.error as error:
-    raise UserError(f'Rule {regex!r} is no regular expression: {error}.') from None
+    raise UserError(f'Rule {regex!r} is not a regular expression: {error}.') from None
 
 
 def first_match(rules: Rules, name: str) -> Any:
@@ -83,13 +83,13 @@ def first_match(rules: Rules, name: str) -> Any:
 
 
 def select(rules: Rules, tree):
-  """Returns a tree like `tree`, whose leaves are the values of the rules that match."""
+  """Returns a tree like `tree`, whose leaves are the values of the rules that match them."""
   rules = list(rules)
   return map_named(lambda name, _: first_match(rules, name), tree)
 
 
 def partition(tree: dict, rules: Rules) -> tuple[dict, dict]:
-  """Splits a tree into the leaves for which the rules have a true value, and the rest."""
+  """Splits a tree into the leaves whose first matching rule has a true value, and the rest."""
   chosen, rest = {}, {}
   for name, leaf in flatten(tree).items():
     (chosen if first_match(rules, name) else rest)[name] = leaf
@@ -97,7 +97,7 @@ def partition(tree: dict, rules: Rules) -> tuple[dict, dict]:
 
 
 def combine(a: dict, b: dict) -> dict:
-  """Joins two nested dicts that have no leaf of the same name."""
+  """Joins two nested dicts, which have no leaf of the same name."""
   both = dict(a)
   for key, value in b.items():
     both[key] = combine(a[key], value) if key in a else value

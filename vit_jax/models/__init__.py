@@ -54,7 +54,7 @@ def _facts(name: str):
 
 
 def names(on_hub: bool = False) -> list[str]:
-  """Returns names of models or, on the hub, of their weights: 'hf:OWNER/NAME'."""
+  """Returns names of models, or the names of weights on the hub: 'hf:OWNER/NAME'."""
   from vit_jax.models import timm
 
   text = Path(__file__).with_name('names.json').read_text(encoding='utf-8')
@@ -115,7 +115,7 @@ def build(name: str, variant: str | None = None, **fields):
   bind(f'model {name}', fields, signature(name))
   for field, value in fields.items():
     if isinstance(value, dict) and 'name' in value:
-      # A backbone has no head, and it has the dtype of the model around it.
+      # By default a backbone has no head, and the dtype of the model around it.
       shared = {'num_classes': None, 'dtype': fields.get('dtype', jnp.float32)}
       shared = {
         k: v for k, v in shared.items() if k in signature(value['name']).parameters
@@ -129,7 +129,7 @@ def build(name: str, variant: str | None = None, **fields):
 
 
 def _hashable(value):
-  """Turns lists into tuples: JSON has no tuples, and fields of modules must be hashable."""
+  """Turns lists into tuples, because JSON has no tuples, and modules need hashable fields."""
   return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
@@ -153,7 +153,7 @@ _Dtype = typing.Annotated[typing.Any, _check_dtype]
 
 
 def _sized(kind):
-  """Returns a field's annotation. `int` becomes `Size`, and a dtype one of DTYPES."""
+  """Returns the annotation that is checked: `Size` for `int`, one of DTYPES for a dtype."""
   args = typing.get_args(kind)
   if isinstance(kind, types.UnionType):
     return functools.reduce(operator.or_, map(_sized, args))

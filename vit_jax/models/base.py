@@ -21,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.nn.layers import linear_head
 from vit_jax.nn.stack import REMAT
 
-# Kinds of outputs, see `Family.outputs` -> their names in messages.
+# {kind of outputs, see `Family.outputs`: how messages name it}.
 OUTPUTS = {
   'classes': 'a class for an image',
   'boxes': 'boxes',
@@ -120,7 +120,7 @@ class Family:
     if self.class_of is None:
       return self.model(**fields)
     cls = self.class_of(fields)
-    # The fields that the class lacks have their defaults.
+    # If the class lacks a field, that field has its default value, so leave it out.
     return cls(**{k: v for k, v in fields.items() if hasattr(cls, k)})
 
   def around(self, backbone: 'Family') -> 'Family':
@@ -254,7 +254,7 @@ class Model(nn.Module):
 
   @nn.nowrap
   def change(self, **values) -> 'Model':
-    """Returns the model with other values for the fields that it or its backbone has."""
+    """Returns the model with other values for fields; ignores values for unknown fields."""
     every = self.fields()
     fields = {name: value for name, value in values.items() if name in every}
     if self.backbone is not None and 'backbone' not in fields:
@@ -268,7 +268,8 @@ class Model(nn.Module):
     """Returns the shapes of the inputs, [batch, H, W, C] or {name: [batch, h, w, C]}.
 
     Args:
-      image_shape: (H, W, C) of the images; a model without a backbone takes maps of them.
+      image_shape: (H, W, C) of the images. A model without a backbone takes the maps that a
+        backbone would make of them.
     """
     shape = lambda x: jax.ShapeDtypeStruct((batch, *x), jnp.float32)
     if self.family.inputs is None:
@@ -288,7 +289,7 @@ class Model(nn.Module):
 
   @nn.nowrap
   def check_outputs(self, kind: str, source: str) -> None:
-    """Raises UserError if the outputs are not of a kind, see `Family.outputs`.
+    """Raises UserError unless the outputs are of this kind, see `Family.outputs`.
 
     Args:
       source: the first words of the message, such as the source of the weights.
@@ -317,7 +318,7 @@ class Model(nn.Module):
 
 
 def _find(cls: type) -> tuple[str, Family]:
-  """Returns the entry of `models.MODELS` whose model has a class."""
+  """Returns the entry of `models.MODELS` that has this class."""
   for name in models.MODELS:
     # The class is the family's own, or a base of it, see `Family.class_of`.
     if issubclass((facts := models.MODELS[name]).model, cls):
@@ -343,7 +344,7 @@ class Classifier(Model):
   head_bias_init: float = 0.0
   # Values that the backward pass recomputes: see nn.stack.
   remat: Literal[REMAT] = 'none'
-  # The dtype of the body. Final norm, pooling, head and all parameters are float32.
+  # The dtype of the body. Final norm, pooling, head and all parameters are in float32.
   dtype: jnp.dtype = jnp.float32
 
   def classify(self, x, out: dict, features: bool, head: Callable = linear_head):

@@ -17,7 +17,7 @@ from vit_jax.nn.resnet import StdConv
 
 
 def _conv(features, size, strides=1, *, dtype, name='standardized_conv2d'):
-  # Both sides have the same padding. With a stride, 'SAME' may pad one side more.
+  # Pads both sides alike. With a stride, 'SAME' may pad one side more than the other.
   padding = (size - 1) // 2
   return StdConv(features, size, strides, padding, True, dtype, name=name)
 
@@ -54,7 +54,7 @@ class Projection(nn.Module):
 
 
 class Layer(nn.Module):
-  """Norm, ReLU and convolution, and if `project` is set the shortcut's projection too."""
+  """Norm, ReLU and convolution; if `project` is set, also the projection of the shortcut."""
 
   features: int
   size: int
@@ -72,7 +72,7 @@ class Layer(nn.Module):
 
 
 class Unit(nn.Module):
-  """Bottleneck whose norms and ReLUs precede its convolutions; no ReLU follows the sum."""
+  """A bottleneck. Norms and ReLUs precede the convolutions; no ReLU follows the sum."""
 
   mid: int
   strides: int = 1
@@ -90,7 +90,7 @@ class Unit(nn.Module):
 
 
 class Stage(nn.Module):
-  """Units `unit01`, ..., of which the first has the stride."""
+  """Units `unit01`, ...; the first has the stride."""
 
   units: int
   mid: int
@@ -132,9 +132,9 @@ class BiT(Classifier):
 
   blocks: tuple[Depth, ...] = (3, 4, 6, 3)  # bottleneck units per stage
   width: int = 64  # channels of the root; stage i has 4 width 2^(i-1) channels
-  # Whether zeros surround the input of the root's max-pool, which may be negative. The
-  # published models were trained in this way, but big_vision and the models that it trains
-  # ignore positions beyond the border.
+  # Whether the input of the root's max-pool is padded with zeros, which may exceed its
+  # negative values. The published models were trained in this way. big_vision and the
+  # models that it trains ignore positions beyond the border.
   zero_pad_pool: bool = True
 
   @nn.compact

@@ -53,7 +53,7 @@ class ResponseNorm(nn.Module):
     shape, zeros = x.shape[-1:], nn.initializers.zeros_init()
     make = lambda name: param(self, name, lambda rng: zeros(rng, shape), shape)
     scale, bias, x = make('scale'), make('bias'), x.astype(jnp.float32)
-    # A channel of zeros must not have an infinite gradient.
+    # The gradient must stay finite for a channel of zeros.
     g = jnp.sqrt(jnp.maximum(jnp.square(x).sum((1, 2), keepdims=True), 1e-30))
     y = x * (g / (g.mean(-1, keepdims=True) + 1e-6))
     return (x + scale * y + bias).astype(self.dtype)

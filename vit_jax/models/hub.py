@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-# Sizes in names -> those of `vit.VARIANTS`.
+# {size in a name: its key in `vit.VARIANTS`}.
 _SIZES = {'tiny': 'Ti', 'small': 'S', 'base': 'B', 'large': 'L', 'huge': 'H', 'h': 'H'}
 _SIZES |= {'giant': 'g-opt', 'giant-opt': 'g-opt', 'so400m': 'So400m', 'bigG': 'G'}
 _SIZES |= {'s': 'S', 'splus': 'S', 'b': 'B', 'l': 'L', 'hplus': 'H', '7b': 'H'}

@@ -51,7 +51,7 @@ def variant(name: str) -> dict:
 
 
 class MixerBlock(nn.Module):
-  """An MLP over the tokens of each channel, then one over the channels of each token."""
+  """An MLP over the tokens of each channel, then an MLP over the channels of each token."""
 
   tokens_mlp_dim: int
   channels_mlp_dim: int
@@ -83,7 +83,7 @@ class MixerBlock(nn.Module):
   def _check_size(self, tokens: int) -> None:
     mixing = self.variables.get('params', {}).get('token_mixing')
     if mixing is None:
-      return  # The parameters are being made now, for this size.
+      return  # The parameters are being initialised now, for this image size.
     expected = mixing['Dense_0']['kernel'].shape[0]
     if expected != tokens:
       raise UserError(
@@ -105,11 +105,12 @@ class Mixer(Classifier):
   channels_mlp_dim: int = 3072
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
   stochastic_depth: Share = 0.0  # rate of the last block; 0.1 in the paper, Table 4
-  scan: bool = False  # blocks as one scanned block with stacked parameters
+  # whether to run the blocks as one scanned block with stacked parameters
+  scan: bool = False
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Classifies images. They must have the size for which the parameters were made.
+    """Classifies images of the size for which the parameters were made.
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' [B, h, w, D], 'tokens',
@@ -150,7 +151,7 @@ FAMILY = Family(
   prompts=('add',),
   stems=('stem/kernel',),
   stride=lambda fields: tuple(fields['patch_size']),
-  any_size=lambda fields: False,  # An MLP over tokens takes one number of patches.
+  any_size=lambda fields: False,  # An MLP over tokens has a fixed number of patches.
   published=(
     # timm: mixer_b16_224; Google: Mixer-B_16
     (

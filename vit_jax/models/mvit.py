@@ -50,9 +50,9 @@ class Step:
   """The plan of a block.
 
   Attributes:
-    grid: (h, w) of the block's input.
-    stride: stride of the pooling of queries, and thereby of the block's output.
-    key_stride: stride of the pooling of keys and values.
+    grid: (h, w) of the block's input map.
+    stride: stride with which queries are pooled, and so the block's output.
+    key_stride: stride with which keys and values are pooled.
     num_heads: number of heads.
     attention: channels of the attention's output.
     width: channels of the block's output.
@@ -104,9 +104,10 @@ class PoolingAttention(nn.Module):
 
   Attributes:
     width: channels of all heads together, and of the result.
-    stride: stride of the pooling of queries.
-    key_stride: stride of the pooling of keys and values.
-    class_residual: whether the queries of tokens before the map are added to the result too.
+    stride: stride with which queries are pooled.
+    key_stride: stride with which keys and values are pooled.
+    class_residual: whether the queries of the tokens before the map are added to the result
+      too, not only those of the map.
   """
 
   num_heads: int
@@ -119,7 +120,7 @@ class PoolingAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x, grid: _Pair, window: int = 0):
-    """Maps [B, N, D], the last h w of them a map (h, w), to [B, n, width].
+    """Maps [B, N, D], whose last h w tokens are a map (h, w), to [B, n, width].
 
     Args:
       window: side of the windows within which the map's tokens attend; 0: no windows. The
@@ -237,11 +238,11 @@ class MViT(Classifier):
   `width`, `num_heads`, `depths` and more come from `variant`.
   """
 
-  width: int = 96  # channels of the first stage; each further one has twice as many
-  num_heads: int = 1  # heads of the first stage; each further one has twice as many
+  width: int = 96  # channels of the first stage; each later stage has twice as many
+  num_heads: int = 1  # heads of the first stage; each later stage has twice as many
   depths: tuple[Depth, ...] = (1, 2, 5, 2)  # blocks per stage
-  # The layer that doubles the width: attention in a stage's first block, or the MLP in the
-  # last block of the stage before.
+  # The layer that doubles the width: 'attention' in the first block of a stage, or 'mlp' in
+  # the last block of the stage before.
   expand: Literal['attention', 'mlp'] = 'attention'
   # Stride of keys and values in the first stage; each further stage halves it.
   kv_stride: int = 4
@@ -251,10 +252,10 @@ class MViT(Classifier):
   # map are. timm adds it, the authors' code does not.
   class_residual: bool = False
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  # Side of the attention windows in the first stage (56 in detectors); each further stage
+  # Side of the attention windows in the first stage (56 in detectors); each later stage
   # halves it. The first block of a stage has the windows of the stage before. In all stages
-  # but the first, the last block has no windows. Its keys and values have twice the stride,
-  # except in the last stage (detectron2). None: no windows.
+  # but the first, the last block has no windows; there keys and values have twice the
+  # stride, except in the last stage (detectron2). None: no windows.
   window: int | None = None
   # For detectors: a norm on the map of each stage instead of one after the last stage.
   map_norms: bool = False
@@ -279,11 +280,11 @@ class MViT(Classifier):
       )
     if self.window and self.classifier == 'token':
       raise UserError(
-        f"window={self.window} excludes a class token: take classifier='gap'."
+        f"window={self.window} does not work with a class token: use classifier='gap'."
       )
     if self.class_residual and self.classifier != 'token':
       raise UserError(
-        f"class_residual=True is for classifier='token', not {self.classifier!r}: leave it out."
+        f"class_residual=True needs classifier='token', not {self.classifier!r}: leave it out."
       )
     out = {}
     out['stem'] = x = Stem(self.width, self.dtype, name='stem')(images)
@@ -318,7 +319,7 @@ class MViT(Classifier):
     return self.classify(x, out, features)
 
   def _steps(self, s: int, grid: tuple[int, int]) -> list[Step]:
-    """Returns the plans of the blocks of stage s (from 0) for an input map (h, w)."""
+    """Returns the plan of each block of stage s (from 0) for an input map (h, w)."""
     depth, heads, width = self.depths[s], self.num_heads << s, self.width << s
     key_stride = max(self.kv_stride >> s, 1)
     first = Step(grid, 2 if s else 1, key_stride, heads, width, width)

@@ -20,11 +20,12 @@ from vit_jax.nn.layers import check_images
 from vit_jax.nn.resnet import STAGES
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
-_INIT = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')  # arXiv 1502.01852
+# Initial values of arXiv 1502.01852.
+_INIT = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 
-# Layers -> basic blocks per stage (Table 1 of the paper; 10: timm's).
+# {layers: basic blocks per stage} (Table 1 of the paper; 10 layers: timm).
 BASIC = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
-# Letters of timm's names -> fields.
+# {letters in a name of timm: fields}.
 LETTERS = {
   '': {},
   'c': dict(deep_stem=(32, 32)),
@@ -50,12 +51,12 @@ def _conv(width: int, size: int, strides: int, dilation: int, dtype, name: str):
 
 
 class Stem(nn.Module):
-  """A 7x7 convolution or several 3x3 convolutions, then a max-pool.
+  """A 7x7 convolution, or several 3x3 convolutions; then a max-pool.
 
   Maps [B, H, W, C] to [B, H / 4, W / 4, width].
 
   Attributes:
-    deep: channels of the 3x3 convolutions before the last one; None: one 7x7 convolution.
+    deep: channels of the 3x3 convolutions, except the last one; None: one 7x7 convolution.
   """
 
   width: int
@@ -84,7 +85,7 @@ class Block(nn.Module):
 
   Attributes:
     narrow: channels inside a bottleneck; None: a basic block.
-    avg_down: whether the shortcut averages 2x2 pixels instead of leaving some out.
+    avg_down: whether the shortcut averages 2x2 pixels; otherwise it drops pixels.
     stride_first: whether the first 1x1 convolution of bottlenecks has the stride.
   """
 
@@ -101,7 +102,7 @@ class Block(nn.Module):
     """Maps [B, H, W, C] to [B, H / strides, W / strides, width].
 
     Args:
-      dilation: dilations of the first 3x3 convolution and of those after it.
+      dilation: dilation of the first 3x3 convolution, and of the second if there is one.
     """
 
     def layer(x, part, width, size=1, strides=1, dilation=1, **options):
@@ -113,7 +114,7 @@ class Block(nn.Module):
       step = strides
       if self.avg_down and (strides, dilation[1]) != (1, 1):
         step = 1
-        # timm counts the zeros beyond the border if the stage is dilated.
+        # In a dilated stage, timm counts the zeros beyond the border in the average.
         zeros = dict(padding='SAME', count_include_pad=strides == 1)
         shortcut = nn.avg_pool(x, (2, 2), (strides, strides), **zeros)
       shortcut = layer(shortcut, '_proj', self.width, 1, step)
@@ -137,8 +138,8 @@ class ResNet(Classifier):
   depths: tuple[Depth, ...] = (3, 4, 6, 3)  # blocks per stage
   widths: tuple[int, ...] = (256, 512, 1024, 2048)  # output channels per stage
   stem_width: int = 64
-  # Channels of the 3x3 convolutions before the stem's last one (arXiv 1812.01187); None: one
-  # 7x7 convolution.
+  # Channels of the stem's 3x3 convolutions, except the last one (arXiv 1812.01187); None:
+  # one 7x7 convolution.
   deep_stem: tuple[int, int] | None = None
   block: Literal['bottleneck', 'basic'] = 'bottleneck'
   # Channels inside the bottlenecks of each stage; None: a quarter of `widths`.
@@ -190,7 +191,7 @@ class ResNet(Classifier):
     stride, dilation = 4, 1
     stages = zip(self.depths, self.widths, narrow, strict=True)
     for s, (depth, width, inner) in enumerate(stages):
-      # A dilated stage begins with the dilation of the stage before.
+      # A dilated stage begins with the dilation of the stage before it.
       strides, before = 2 if s else 1, dilation
       if s and stride == self.output_stride:
         strides, dilation = 1, 2 * dilation

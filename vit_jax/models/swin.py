@@ -56,7 +56,7 @@ def variant(name: str) -> dict:
   second, size, old, side = match.groups() if match else (None, name, None, None)
   if old and not second:
     raise UserError(
-      f'Swin variant {name!r}: only V2 has windows of two sizes, V2-{name}.'
+      f'Swin variant {name!r}: only V2 has windows of two sizes: V2-{name}.'
     )
   width, depths, num_heads = choose(
     'Swin variant', size, VARIANTS, ', V2- before and /7 after it for its windows'
@@ -113,7 +113,8 @@ class Block(nn.Module):
       name='mlp',
     )
     drop = lambda y: StochasticDepth()(y, rate, train=train)
-    # The norms of V2 start at zero, as the authors' do, so that a new block is the identity.
+    # In V2 the scales of the norms start at zero, as in the authors' code, so that a new
+    # block is the identity.
     start = dict(scale_init=_ZEROS) if second else {}
     norm1, norm2 = (
       LayerNorm(self.dtype, _EPS, name=name, **start) for name in ('norm1', 'norm2')
@@ -166,15 +167,16 @@ class Swin(Classifier):
   """
 
   version: Literal[1, 2] = 1
-  width: int = 96  # channels of the first stage; each further one has twice as many
+  width: int = 96  # channels of the first stage; each later stage has twice as many
   depths: tuple[Depth, ...] = (2, 2, 6, 2)  # blocks per stage
-  num_heads: tuple[int, ...] = (3, 6, 12, 24)  # per stage
-  windows: tuple[int, ...] = (7, 7, 7, 7)  # sides per stage
-  # V2: sides of the windows of the pre-training, by which positions within windows are
-  # scaled, per stage; (): the sides in `windows`.
+  num_heads: tuple[int, ...] = (3, 6, 12, 24)  # heads per stage
+  windows: tuple[int, ...] = (7, 7, 7, 7)  # sides of the windows, per stage
+  # V2: sides of the windows in pre-training, per stage, by which positions within windows
+  # are scaled; (): the sides in `windows`.
   pretrained_windows: Sequence[Annotated[int, Range(0, 4096)]] = ()
-  shift: Share = 0.5  # shift of every second block's windows, as a share of their side
-  borders: Literal[BORDERS] = 'pad_shift'  # where windows do not tile a map
+  # shift of the windows in every second block, as a share of their side
+  shift: Share = 0.5
+  borders: Literal[BORDERS] = 'pad_shift'  # how to treat maps that windows do not tile
   patch_size: tuple[int, int] = (4, 4)
   mlp_ratio: float = 4.0
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
@@ -232,12 +234,12 @@ class Swin(Classifier):
     return self.classify(x, out, features)
 
   def _stages(self) -> list[tuple[int, int, int, int]]:
-    """Returns (blocks, heads, side of windows, pretrained side) of each stage."""
+    """Returns (blocks, heads, side of windows, side in pre-training) of each stage."""
     pretrained = tuple(self.pretrained_windows)
     if self.version == 1 and any(pretrained):
       raise UserError(
-        f'pretrained_windows={pretrained} scales positions, which version=1 does not: '
-        'leave it out, or take version=2.'
+        f'pretrained_windows={pretrained} scales positions, which version=1 does not '
+        'support: leave it out, or use version=2.'
       )
     pretrained = pretrained or (0,) * len(self.depths)
     stages = self.depths, self.num_heads, self.windows, pretrained

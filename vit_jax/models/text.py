@@ -42,7 +42,7 @@ class TextBlock(nn.Module):
 
 
 class TextTransformer(nn.Module):
-  """A transformer that maps the token ids of a text to one vector."""
+  """A transformer that maps a text, given by its token ids, to one vector."""
 
   vocab: int = 49408
   length: int = 77  # number of positions
@@ -50,17 +50,18 @@ class TextTransformer(nn.Module):
   depth: int = 12
   mlp_dim: int = 2048
   num_heads: int = 8
-  # causal: a token attends to itself and to those before it; none: to all, even to padding.
+  # causal: a token attends to itself and to earlier tokens. none: it attends to all tokens,
+  # even padding.
   mask: Literal['causal', 'none'] = 'causal'
-  # The token that gives the feature. eot: the one that ends the text; last: the last one.
+  # The token that gives the feature. eot: the end token. last: the last token.
   pooling: Literal['eot', 'last'] = 'eot'
-  # The id of the token that ends a text; None: the largest id of the text.
+  # The id of the end token; None: the largest id of the text.
   eos: int | None = None
   outputs: int | None = 512  # width of the projection; None: no projection
   head_bias: bool = False  # whether the projection has a bias
   act: str = 'gelu_erf'
   norm_eps: float = 1e-5
-  dtype: jnp.dtype = jnp.float32  # the body's, as in `models.base.Classifier`
+  dtype: jnp.dtype = jnp.float32  # dtype of the body, as in `models.base.Classifier`
 
   @nn.compact
   def __call__(self, ids):
@@ -96,7 +97,7 @@ class TextTransformer(nn.Module):
     out['encoded'] = x = LayerNorm(eps=self.norm_eps, name='encoder_norm')(x)
     if self.pooling == 'last':
       x = x[:, -1]
-    else:  # argmax finds the first of several
+    else:  # if the end token occurs several times, argmax finds the first
       end = jnp.argmax(ids if self.eos is None else ids == self.eos, axis=1)
       x = jnp.take_along_axis(x, end[:, None, None], axis=1)[:, 0]
     out['pre_logits'] = x
@@ -106,13 +107,13 @@ class TextTransformer(nn.Module):
 
 
 class TwoTowers(nn.Module):
-  """An image and a text tower that map to vectors of one width.
+  """An image tower and a text tower that map to vectors of the same width.
 
   The logit of an image and a text is exp(logit_scale) x . y + logit_bias, with x and y
   of unit length.
 
   Attributes:
-    image: a classifier. Its outputs are the vectors: logits, or 'pre_logits' if
+    image: a classifier. Its outputs are the vectors: the logits, or 'pre_logits' if
       `num_classes` is None.
     bias: whether there is a `logit_bias`, as in SigLIP.
   """
@@ -123,7 +124,7 @@ class TwoTowers(nn.Module):
 
   def setup(self):
     start = nn.initializers.constant
-    # The initial values of SigLIP, which has a bias, and of CLIP.
+    # Initial values: SigLIP's if there is a bias, otherwise CLIP's.
     scale = math.log(10 if self.bias else 1 / 0.07)
     self.logit_scale = self.param('logit_scale', start(scale), ())
     self.logit_bias = self.param('logit_bias', start(-10), ()) if self.bias else 0.0

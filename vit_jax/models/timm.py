@@ -29,7 +29,7 @@ DEFAULTS = {
   'beit': _COMMON | dict(global_pool='avg', use_abs_pos_emb=True),
 }
 DEFAULTS['distilled'] = DEFAULTS['vit']
-# Options with the same meaning that have different names in different classes.
+# Options that have the same meaning in all classes, but different names.
 EXTRA_NORMS = ('patches', 'tokens', 'qk', 'attention', 'mlp')
 OPTIONS = {
   'vit': dict(registers='reg_tokens', final='final_norm', pooled='fc_norm')
@@ -41,7 +41,7 @@ OPTIONS = {
   'beit': dict(pooled='use_fc_norm', mlp='scale_mlp'),
 }
 OPTIONS['distilled'] = OPTIONS['vit']
-# Options of rotary positions. Below, kind of ours -> values of these options.
+# Options of rotary positions. ROPES: {our kind: values of these options}.
 ROPE = ('rope_type', 'rope_grid_indexing', 'rope_temperature', 'rope_rotate_half')
 ROPES = {
   'eva': ('cat', 'ij', 10_000.0, False),
@@ -58,7 +58,7 @@ _BLOCKS = {
   'ParallelScalingBlock': 'parallel',
   'ParallelThingsBlock': 'branches',
 }
-# Options that concern training only, or that follow from the arrays and images.
+# Options that concern training only, or that follow from the arrays and the image size.
 NO_MATTER = (
   r'num_classes|img_size|in_chans|(\w+_)?drop(_\w+)?_rate|weight_init|fix_init'
   r'|head_init_scale|(dynamic|strict)_img_(size|pad)'
@@ -80,7 +80,7 @@ def options(name: str) -> dict | None:
 
 
 def fields_of(row: dict) -> dict:
-  """Returns the fields of `ViT` for timm's options, without those that concern training.
+  """Returns the fields of `ViT` for timm's options. Options of training are left out.
 
   Raises:
     ValueError: for an option that is unknown, or has no meaning here.
@@ -110,7 +110,7 @@ class _Options:
     self.values, self.read = defaults | row, set()
 
   def __call__(self, key: str, *known):
-    """Returns an option, None if absent; raises ValueError unless it is in `known`."""
+    """Returns an option, or None without one; raises ValueError unless it is in `known`."""
     self.read.add(key)
     value = self.values.get(key)
     if known and value not in known:
@@ -135,7 +135,7 @@ def _shared(get: _Options, names: dict[str, str]) -> dict:
   classifier = _POOLS[get('global_pool', *_POOLS)]
   has_cls = get('class_token')
   if classifier == 'token' and not has_cls:
-    raise ValueError("timm's global_pool='token' needs its class_token")
+    raise ValueError("timm's global_pool='token' needs class_token=True")
   pooled = classifier == 'gap' if own('pooled') is None else own('pooled')
   has_final = own('final') if 'final' in names else True
   return dict(
@@ -181,7 +181,7 @@ def _vit(get: _Options) -> dict:
 
 
 def _gated(get: _Options) -> dict:
-  """Returns the fields whose options EVA and BEiT share."""
+  """Returns the fields that follow from options which EVA and BEiT share."""
   gated = get('swiglu_mlp')
   return dict(
     posemb='learn' if get('use_abs_pos_emb') else 'none',
@@ -193,7 +193,7 @@ def _gated(get: _Options) -> dict:
 def _eva(get: _Options) -> dict:
   ratio, width = get('mlp_ratio'), get('embed_dim')
   bias = {'eva': 'qv', 'rope': 'qkv'}[get('attn_type', 'eva', 'rope')]
-  get('qkv_fused')  # It only changes how the arrays are stored.
+  get('qkv_fused')  # this option only changes how the arrays are stored
   fields = dict(
     qkv_bias=bias if get('qkv_bias') else 'none',
     block='post' if get('use_post_norm') else 'pre',
@@ -205,7 +205,7 @@ def _eva(get: _Options) -> dict:
   if heads and set(heads) != {get('num_heads')}:
     fields['kv_heads'] = tuple(heads)
   if get('global_pool') == 'map':
-    # EVA's attention pooling reads all tokens.
+    # EVA's attention pooling reads all tokens, not only patches.
     fields |= dict(map_prefix=True, map_heads=get('attn_pool_num_heads'))
     fields['map_mlp_dim'] = int(width * (get('attn_pool_mlp_ratio') or ratio))
   return _gated(get) | fields | (_rope(get) if get('use_rot_pos_emb') else {})
@@ -231,7 +231,7 @@ def _beit(get: _Options) -> dict:
   shared, layer = get('use_shared_rel_pos_bias'), get('use_rel_pos_bias')
   if shared and layer:
     raise ValueError(
-      "timm would add up two biases, that of use_shared_rel_pos_bias and the layers' own"
+      'timm would add two biases: that of use_shared_rel_pos_bias, and one per layer'
     )
   return _gated(get) | dict(
     relpos='layer' if layer else 'shared' if shared else 'none',
@@ -240,7 +240,7 @@ def _beit(get: _Options) -> dict:
 
 
 def _find_variant(name: str) -> tuple[str | None, dict] | None:
-  """Returns (variant, fields) of a name of a ViT in timm; None for other names.
+  """Returns (variant, fields) of a timm ViT by its name; None for other names.
 
   See `Family.published`.
   """

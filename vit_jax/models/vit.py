@@ -52,8 +52,8 @@ class ViT(Classifier):
   depth: Depth = 12
   mlp_dim: int = 3072
   num_heads: int = 12
-  # Hybrid (section 3.1): units per stage of the ResNet whose last map is cut into patches;
-  # (): only its root; None: no ResNet.
+  # Hybrid (section 3.1): units per stage of the ResNet whose last map is cut into patches.
+  # (): the ResNet is only a root. None: no ResNet.
   stem_blocks: tuple[Depth, ...] | None = None
   stem_width: int = 64  # channels of the ResNet's root
   # token: a learned cls token. gap: the mean of the patches. map: attention pooling of the
@@ -62,20 +62,22 @@ class ViT(Classifier):
   # Width of the tanh layer before the head in pre-training (section 3.1); None: no such
   # layer, as in fine-tuning.
   representation_size: int | None = None
-  # learn, learn2d, sincos2d are added to tokens; relative and rotary act in attention.
+  # 'learn', 'learn2d' and 'sincos2d' are added to tokens; 'relative' and 'rotary' act in
+  # attention.
   posemb: Literal[POSEMBS] = 'learn'
-  # Where positions are added (Table 8). stem: before the first block; every: before every
-  # block, each with a table of its own; shared: before every block, from one table.
+  # Where positions are added (Table 8). stem: before the first block. every: before every
+  # block, from a table per block. shared: before every block, from one table.
   posemb_where: Literal[WHERE] = 'stem'
   # Standard deviation of the initial position embeddings; None: 1 / sqrt(width).
   posemb_std: float | None = 0.02
-  # axial (section D.6): each block is a block along rows, then a block along columns.
+  # axial (section D.6): each block is two blocks, one along rows and one along columns.
   attention: Literal[ATTENTION] = 'full'
-  # Dropout after the embedding and after every dense layer, except those that make queries,
-  # keys and values (appendix B.1).
+  # Dropout after the embedding and after every dense layer, except the layers that make
+  # queries, keys and values (appendix B.1).
   dropout: Share = 0.0
   stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  scan: bool = False  # whether to run one block in a loop, with stacked parameters
+  # whether to run the blocks as a loop over one block, with stacked parameters
+  scan: bool = False
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -135,14 +137,14 @@ class ViT(Classifier):
       remat=self.remat,
       name='Transformer',
     )
-    # The logits need only the class token of the last block. This saves 7 % of a step at
-    # depth 12.
+    # The logits need only the class token of the last block; computing only that saves 7 %
+    # of a step at depth 12.
     num_queries = 1 if self.classifier == 'token' and not features else None
     x, blocks = encoder(x, grid, train=train, num_queries=num_queries)  # [B, N, D]
     out |= blocks
     out['encoded'] = x
 
-    # The head, on one vector [B, D] for an image; with 'none', on every patch.
+    # The head works on one vector [B, D] per image; with 'none', on every patch.
     match choose('classifier', self.classifier, CLASSIFIERS):
       case 'token':
         x = x[:, 0]
@@ -155,7 +157,7 @@ class ViT(Classifier):
     return self.classify(x, out, features)  # [B, K]
 
   def embed_patches(self, images, use_bias: bool = True):
-    """Returns (patches [B, h, w, D], {'stem': the same, stages of the ResNet})."""
+    """Returns (patches [B, h, w, D], {'stem': the same patches, and stages of the ResNet})."""
     if self.stem_blocks is None:
       x, out, stride = crop_to_patches(images, self.patch_size), {}, 1
     else:
@@ -176,12 +178,12 @@ class ViT(Classifier):
     return jnp.broadcast_to(tokens.astype(x.dtype), (B, number, D))
 
   def make_positions(self, grid: tuple[int, int], tokens: str = 'prefix'):
-    """Returns two functions that make positions: those added to tokens, and in attention.
+    """Returns two functions that make positions: those to add to tokens, those for attention.
 
     A function is None if the model has no such positions.
 
     Args:
-      tokens: which tokens before the patches have added positions, see `PositionEmbedding`.
+      tokens: which tokens before the patches get added positions, see `PositionEmbedding`.
     """
     added, in_attention = None, None
     if self.posemb in ADDED:
@@ -214,7 +216,7 @@ class ViT(Classifier):
       return
     if self.prefix:
       raise UserError(
-        "attention='axial' works along rows and columns of patches, and a class token is in "
+        "attention='axial' works along rows and columns of patches, but a class token is in "
         "none of these: choose classifier='gap', 'map' or 'none'."
       )
     if self.posemb not in (*ADDED, 'none'):
@@ -232,7 +234,7 @@ class Encoder(nn.Module):
     rates: rates of stochastic depth of the L blocks.
     dropout: dropout rate after the position embedding.
     added: a function that makes the positions that are added to tokens; None: no positions.
-    shared: whether they are added before every block, or only before the first.
+    shared: whether positions are added before every block, or only before the first.
     scan, remat: see `stack`.
   """
 
@@ -246,12 +248,12 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(self, x, grid, *, train=False, num_queries=None):
-    """Runs the blocks on a grid (h, w) of tokens, which may have other tokens before them.
+    """Runs the blocks on tokens, of which the last form a grid (h, w).
 
     Args:
       x: [B, N, D].
-      num_queries: the number of first tokens that the caller needs; None: all. The last
-        block computes only these, unless the blocks are scanned.
+      num_queries: how many of the first tokens the caller needs; None: all. The last block
+        computes only these, unless the blocks are scanned.
 
     Returns:
       (normalised tokens [B, N, D] in float32, {name: [B, N, D]}).
@@ -264,7 +266,7 @@ class Encoder(nn.Module):
     return LayerNorm(name='encoder_norm')(x), out
 
   def _add_positions(self, x, grid, train: bool):
-    """Adds positions and applies dropout: (tokens, positions [1, N, D] or None)."""
+    """Adds positions and applies dropout; returns (tokens, positions [1, N, D] or None)."""
     added = None
     if self.added is not None:
       added = self.added()(x, grid)
@@ -272,7 +274,7 @@ class Encoder(nn.Module):
     return Dropout(self.dropout)(x, deterministic=not train), added
 
   def _run_blocks(self, x, added, train: bool, **options):
-    """Runs the blocks: (x, {'tokens': their input, 'block00': ...}). For options see `stack`."""
+    """Runs the blocks by `stack`; returns (x, {'tokens': input, 'block00': ...})."""
     y, blocks = stack(
       self.block,
       x,
@@ -293,7 +295,7 @@ class EncoderBlock(nn.Module):
   Attributes:
     attention, mlp, norm: functions of `name` that make these layers.
     dropout: dropout rate after attention and after the MLP.
-    grid: (h, w) of the last h * w tokens.
+    grid: (h, w); the last h * w tokens form this grid.
     added: a function that makes the positions that are added to the block's input; None:
       no positions.
     in_attention: a function that makes the positions that act on queries and keys; None:
@@ -388,7 +390,7 @@ def make_axial(block: Callable, heads: dict, grid: tuple[int, int]) -> Callable:
 
   Args:
     block: makes an `EncoderBlock`.
-    heads: fields of its attention.
+    heads: the attention's fields about its heads.
   """
   along = functools.partial(AxialAttention, **heads, grid=grid)
   rows = functools.partial(along, axis='rows')
@@ -396,7 +398,7 @@ def make_axial(block: Callable, heads: dict, grid: tuple[int, int]) -> Callable:
   return functools.partial(
     AxialBlock,
     rows=functools.partial(block, attention=rows),
-    # The two halves share one addition of positions, in the first.
+    # Both halves share one addition of positions, which is in the first half.
     columns=functools.partial(block, attention=columns, added=None),
   )
 

@@ -33,7 +33,7 @@ from vit_jax.nn.positions import IN_ATTENTION, TABLES, TOKENS, Rope, TableOfOffs
 from vit_jax.nn.stack import StochasticDepth, depth_rates
 
 CLASSIFIERS = (*vit.CLASSIFIERS, 'token_mean', 'distilled')
-# The number of tokens before the patches that a classifier reads.
+# {classifier: how many of the tokens before the patches it reads}.
 READS_PREFIX = {'token': 1, 'token_mean': 1, 'distilled': 2}
 ROPES = ('none', *(kind for kind in positions.ROPES if kind != 'rotary'))
 BIASES = {
@@ -61,7 +61,8 @@ class Layers(NamedTuple):
   """The layers of a block. The name of each layer ends with a number."""
 
   x: Any  # the block's input [B, N, D], with positions
-  first: Callable  # tokens [B, N, D] -> the first num_queries, which the block returns
+  # Returns the first num_queries of tokens [B, N, D]. Only these leave the block.
+  first: Callable
   norm: Callable[[int], nn.Module]
   attention: Callable[[int], Callable]
   mlp: Callable[[int], Callable]
@@ -70,7 +71,7 @@ class Layers(NamedTuple):
 
 
 class Block(vit.EncoderBlock):
-  """Base class of the blocks below. It makes their layers, and each block is an equation.
+  """Base class of the blocks below. It makes the layers; each block writes out its equation.
 
   Blocks map [B, N, D] to [B, N, D], or to its first tokens [B, num_queries, D].
 
@@ -94,11 +95,11 @@ class Block(vit.EncoderBlock):
     bias=None,
     kv_heads=None,
   ) -> Layers:
-    """Returns the layers for x [B, N, D]. For use within `__call__`.
+    """Returns the layers for x [B, N, D]. Call it within `__call__`.
 
     Args:
-      bias: a bias [1, M, N, N] of scores that all blocks share, or None.
-      kv_heads: number of heads of keys and values; None: as many as heads of queries.
+      bias: a bias [1, M, N, N] of the scores, shared by all blocks, or None.
+      kv_heads: number of heads of keys and values; None: as many as query heads.
     """
     if self.relpos is not None:
       bias = self.relpos()(x.shape[1])
@@ -192,7 +193,7 @@ BLOCKS = {
 
 
 class Encoder(vit.Encoder):
-  """The paper's `Encoder` with further norms, positions and heads.
+  """The paper's `Encoder`, with more norms, positions and kinds of heads.
 
   Attributes:
     norm: a function of `name` that makes a norm in float32.
@@ -200,8 +201,8 @@ class Encoder(vit.Encoder):
     final_norm: see `ViT`.
     relpos: a function that makes a table of relative positions for all blocks; None: no
       table.
-    kv_heads: number of heads of keys and values in each block; None: as many as heads of
-      queries.
+    kv_heads: number of heads of keys and values in each block; None: as many as query
+      heads.
   """
 
   norm: Callable[..., nn.Module]
@@ -241,58 +242,60 @@ class Encoder(vit.Encoder):
 class ViT(vit.ViT):
   """Patches, a Transformer and a head, with the fields of later papers."""
 
-  # token_mean: the cls token and the patches' mean side by side (DINOv2's linear probes).
-  # distilled: the mean of two heads, one on the cls token and one on the first register
-  # (DeiT, arXiv 2012.12877). For the others see `models.vit`.
+  # token_mean: the cls token and the mean of the patches, side by side (DINOv2's linear
+  # probes). distilled: the mean of two heads, one on the cls token and one on the first
+  # register (DeiT, arXiv 2012.12877). For the other values see `models.vit`.
   classifier: Literal[CLASSIFIERS] = 'token'
   # Whether the model has a cls token; None: only if the classifier reads it.
   cls_token: bool | None = None
-  # Number of register tokens after the cls token (arXiv 2309.16588). DeiT's distillation
-  # token counts as one.
+  # Number of register tokens, which follow the cls token (arXiv 2309.16588). DeiT's
+  # distillation token counts as one.
   registers: Annotated[int, Range(0, 2**16)] = 0
   projection: Count | None = None  # width of a linear layer before the head (CLIP's)
-  # Whether the head's input is scaled to unit length, as for comparison with texts.
+  # Whether the head's input is scaled to unit length, for example to compare it with texts.
   unit: bool = False
   # Which tokens before the patches have a learned position. prefix: all. cls: only the cls
   # token (DINOv2). patches: none (big_vision, DeiT III, FlexiViT).
   posemb_tokens: Literal[TOKENS] = 'prefix'
   rope: Literal[ROPES] = 'none'  # rotary positions of patches, see `nn.positions.ROPES`
-  # Base of the rotary frequencies, or a tuple of all periods; None: the base of the kind.
+  # Base of the rotary frequencies, or a tuple of all periods; None: the default of the
+  # kind.
   rope_base: float | tuple[float, ...] | None = None
-  # The grid to whose size the rope kinds 'eva' and 'pe' scale positions.
+  # The rope kinds 'eva' and 'pe' scale positions to the size of this grid; None: unscaled.
   rope_reference: tuple[int, int] | None = None
   # (shift, jitter, rescale), the augmentation of rotary positions in training
   # (arXiv 2508.10104, section 3.2).
   rope_augment: tuple[float, float, float] | None = None
-  # Learned biases of scores for each offset (BEiT, arXiv 2106.08254). layer: each layer has
-  # a table of its own. shared: all layers have one table.
+  # Learned biases of scores, one per offset (BEiT, arXiv 2106.08254). layer: each layer has
+  # a table of its own. shared: all layers share one table.
   relpos: Literal[TABLES] = 'none'
   block: Literal[tuple(BLOCKS)] = 'pre'  # see the classes in BLOCKS
   mlp: Literal['mlp', 'swiglu'] = 'mlp'  # swiglu: gated (arXiv 2002.05202)
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
-  # The projections that have a bias; 'qv' in BEiT and DINOv3.
+  # The projections that have a bias. BEiT and DINOv3 have 'qv'.
   qkv_bias: Literal[tuple(BIASES)] = 'qkv'
   # Whether the attention's last projection and the MLP have biases; False in AIMv2.
   dense_bias: bool = True
   patch_bias: bool = True  # whether the patch embedding has a bias; False in CLIP
-  # Whether the head has a bias; False for CLIP's projection, which is the head here.
+  # Whether the head has a bias; False for CLIP, where the head is the projection.
   head_bias: bool = True
-  # Heads of keys and values per layer (arXiv 2305.13245); None: num_heads.
+  # Heads of keys and values, per layer (arXiv 2305.13245); None: num_heads.
   kv_heads: tuple[int, ...] | None = None
   # Initial value of LayerScale (CaiT, arXiv 2103.17239); None: no LayerScale.
   layer_scale: float | None = None
   layer_scale_where: Literal['both', 'attention'] = 'both'
   norm: Literal[tuple(NORMS)] = 'layer'
   norm_eps: float = 1e-6  # epsilon of all norms; transformers' ViT has 1e-12 by default
-  # Further norms: patches before positions (AIMv2), tokens before the first block (CLIP),
-  # queries and keys, the attention's output and the MLP's hidden layer (EVA-02).
+  # More norms: of patches before positions (AIMv2), of tokens before the first block
+  # (CLIP), of queries and keys, of the attention's output and of the MLP's hidden layer
+  # (EVA-02).
   extra_norms: tuple[Literal[EXTRA_NORMS], ...] = ()
-  # pooled: the final norm follows the pooling, as in timm's models with mean pooling.
-  # untied: cls token and registers have a norm of their own (arXiv 2508.10104).
+  # pooled: the final norm comes after the pooling, as in timm's models with mean pooling.
+  # untied: cls token and registers have their own norm (arXiv 2508.10104).
   final_norm: Literal[FINAL_NORMS] = 'tokens'
   map_heads: Count | None = None  # heads of attention pooling; None: num_heads
-  map_mlp_dim: Count | None = None  # None: mlp_dim
-  # Whether attention pooling sees cls token and registers (Perception Encoder).
+  map_mlp_dim: Count | None = None  # MLP width of attention pooling; None: mlp_dim
+  # Whether attention pooling also reads the cls token and registers (Perception Encoder).
   map_prefix: bool = False
 
   @nn.compact
@@ -300,7 +303,7 @@ class ViT(vit.ViT):
     """Classifies images. Arguments and results are those of the paper's `ViT`."""
     check_images(images)
     self.check()
-    # A norm in float32, and a norm in the body's dtype.
+    # One norm in float32, and one in the body's dtype.
     norm = functools.partial(NORMS[self.norm], eps=self.norm_eps)
     body_norm = functools.partial(norm, self.dtype)
 
@@ -397,7 +400,7 @@ class ViT(vit.ViT):
     out |= blocks
     out['encoded'] = x
 
-    # The vectors that are classified, [B, D], or [B, 2, D] if 'distilled'.
+    # The vectors to classify: [B, D], or [B, 2, D] for 'distilled'.
     patches = x[:, self.prefix :] if self.prefix else x
     match choose('classifier', self.classifier, CLASSIFIERS):
       case 'token':
@@ -461,8 +464,8 @@ class ViT(vit.ViT):
     relative = self.posemb == 'relative' and self.relpos != 'none'
     if relative or (self.posemb in IN_ATTENTION and self.rope != 'none'):
       raise UserError(
-        f'posemb={self.posemb!r} excludes rope={self.rope!r} and relpos={self.relpos!r}: '
-        'leave them out.'
+        f'posemb={self.posemb!r} does not work with rope={self.rope!r} and '
+        f'relpos={self.relpos!r}: leave them out.'
       )
     if self.attention == 'axial' and in_scores:
       raise UserError(
@@ -472,7 +475,7 @@ class ViT(vit.ViT):
 
 
 def _class_of(fields: Mapping) -> type:
-  """Returns the paper's class if no field of this page differs from its default."""
+  """Returns the paper's class if all fields of this module have their defaults."""
   paper = {f.name for f in dataclasses.fields(vit.ViT)}
   defaults = {f.name: f.default for f in dataclasses.fields(ViT)}
   same = all(fields[name] == defaults[name] for name in fields if name not in paper)

@@ -7,7 +7,7 @@ from jax import lax
 from vit_jax.errors import UserError
 from vit_jax.trees import STATS
 
-EPS = 1e-5  # PyTorch's, with which the published files were trained
+EPS = 1e-5  # PyTorch's epsilon, with which the published weights were trained
 
 
 class BatchNorm(nn.Module):
@@ -21,8 +21,8 @@ class BatchNorm(nn.Module):
   Attributes:
     zero_scale: whether `scale` starts at 0, so that a residual block starts as the
       identity.
-    momentum: share of the running statistics that a step keeps. It is 1 - momentum in
-      PyTorch.
+    momentum: share of the running statistics that is kept in a step. PyTorch calls 1 minus
+      this share the momentum.
     frozen: whether to normalise by the running statistics even in training. `scale` and
       `bias` are then statistics too, not parameters.
     dtype: dtype of the result.
@@ -60,8 +60,8 @@ class BatchNorm(nn.Module):
       )
     now, spread = _moments(x)
     if self.is_mutable_collection(STATS) and not self.is_initializing():
-      # As in PyTorch: a batch is normalised by its own variance, but the running variance
-      # is an unbiased estimate of the variance of all images.
+      # As in PyTorch, a batch is normalised by its own variance, but the running variance
+      # averages the unbiased estimate.
       unbiased = spread * (number / (number - 1))
       for running, new in ((mean, now), (var, unbiased)):
         running.value = self.momentum * running.value + (1 - self.momentum) * new

@@ -14,8 +14,8 @@ from vit_jax.errors import UserError, choose
 from vit_jax.kernels import ATTENDED, WEIGHTS, layers
 from vit_jax.kernels.attention import attend
 
-# The published Google files were trained with the tanh approximation (Flax's default);
-# timm and transformers use the exact, erf form. They differ by up to 4.7e-4.
+# Google's published weights were trained with the tanh approximation (Flax's default); timm
+# and transformers use the exact form with erf. They differ by up to 4.7e-4.
 ACTIVATIONS = {
   'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
   'gelu_erf': lambda x: jax.nn.gelu(x, approximate=False),
@@ -23,7 +23,7 @@ ACTIVATIONS = {
   'silu': jax.nn.silu,  # gated MLPs (SwiGLU, arXiv 2002.05202)
   'relu': jax.nn.relu,  # DETR
 }
-_GROUPS = 32  # Groups of channels in every published model with GroupNorm.
+_GROUPS = 32  # Number of groups of channels, in every published model with GroupNorm.
 
 
 def param(
@@ -180,8 +180,8 @@ class MlpBlock(nn.Module):
   """Dense, activation, dropout, Dense. Maps [..., D] to [..., outputs or D].
 
   Attributes:
-    gated: whether the hidden layer is Dense(x) act(gate(x)) (arXiv 2002.05202), not
-      act(Dense(x)).
+    gated: whether the hidden layer is Dense(x) act(gate(x)) (arXiv 2002.05202); otherwise
+      it is act(Dense(x)).
     norm: a function of `name` that makes a norm before the last Dense; None: no norm.
   """
 
@@ -220,8 +220,8 @@ class MultiHeadDotProductAttention(nn.Module):
     dropout: dropout rate of the attention weights.
     biases: names of the projections that have a bias. Without positions and norms of keys,
       the bias of keys cancels in the softmax.
-    kv_heads: number of heads of keys and values. M / kv_heads heads of queries share each
-      of them (arXiv 2305.13245). None: M.
+    kv_heads: number of heads of keys and values; None: M. Each of them serves M / kv_heads
+      query heads (arXiv 2305.13245).
     qk_norm: a function of `name` that makes a norm of each head's queries or keys
       (arXiv 2302.05442); None: no norm.
     norm: a function of `name` that makes a norm before the last projection; None: no norm.
@@ -248,16 +248,16 @@ class MultiHeadDotProductAttention(nn.Module):
     mask=None,
     positions=None,
   ):
-    """Maps queries' inputs [B, N, D] to [B, N, D].
+    """Maps the inputs of the queries [B, N, D] to [B, N, D].
 
     Args:
       inputs_q: [B, N, D], the inputs of the queries.
       inputs_kv: [B, S, D], the inputs of the keys and values; None: `inputs_q`.
-      inputs_k: [B, S, D], the inputs of the keys; None: those of the values.
+      inputs_k: [B, S, D], the inputs of the keys; None: the inputs of the values.
       bias, mask: see `attend`.
-      positions: a function that takes a query [B, N, M, Dh] and a key [B, S, M, Dh]. It
-        returns both with their positions, and a bias or None; see `nn.positions`. It
-        excludes `bias`.
+      positions: a function that takes a query [B, N, M, Dh] and a key [B, S, M, Dh], and
+        returns both with positions applied, and a bias or None; see `nn.positions`. It
+        cannot be combined with `bias`.
     """
     inputs_kv = inputs_q if inputs_kv is None else inputs_kv
     inputs_k = inputs_kv if inputs_k is None else inputs_k
@@ -304,7 +304,7 @@ class MultiHeadDotProductAttention(nn.Module):
 def attend_in(
   module: nn.Module, query, key, value, bias=None, *, mask=None, dropout: float = 0.0
 ):
-  """Calls `attend` and makes its weights variables of the calling compact module.
+  """Calls `attend`; stores the attention weights as variables of the calling compact module.
 
   The weights [B, M, N, S] are sown as `intermediates/.../attention_weights` if that
   collection is mutable. Otherwise a kernel need not store them. If there is a variable
@@ -365,7 +365,8 @@ class PatchEmbedding(nn.Module):
 
   Attributes:
     patch_size: (ph, pw).
-    stride: pixels per position of x, if a stem comes before. Only the error uses it.
+    stride: pixels per position of x, if x is the output of a stem. Only an error message
+      uses it.
   """
 
   width: int
@@ -446,15 +447,15 @@ def check_images(images) -> None:
   shape, dtype = images.shape, images.dtype
   if len(shape) != 4:
     one = ' One image goes as images[None].' if len(shape) == 3 else ''
-    raise UserError(f'Images of shape {shape}: a model takes [B, H, W, C].{one}')
+    raise UserError(f'Images of shape {shape}: a model needs [B, H, W, C].{one}')
   if shape[1] in (1, 3) and shape[3] > 4:
     raise UserError(
-      f'Images of shape {shape} have their channels first: a model takes [B, H, W, C], '
+      f'Images of shape {shape} have their channels first: a model needs [B, H, W, C], '
       'images.transpose(0, 2, 3, 1).'
     )
   if not jnp.issubdtype(dtype, jnp.floating):
     raise UserError(
-      f'Images of {dtype}: a model takes floats, most models in [-1, 1]. '
+      f'Images of {dtype}: a model needs floats, in most cases in [-1, 1]. '
       'vit_jax.preprocess(images, loaded) converts pixels, as does the op value_range '
       'in a pipeline.'
     )

@@ -11,13 +11,14 @@ Pair = tuple[int, int]
 
 
 class ResizedPositions(nn.Module):
-  """A learned table `pos_embedding`, resized from its own grid to that of the tokens.
+  """A learned table `pos_embedding`, resized from its own grid to the grid of the tokens.
 
   Every call resizes it, by PyTorch's bicubic method, so images may have any size.
 
   Attributes:
     grid: (h, w) of the table.
-    class_row: whether the table begins with a row for a class token. That row is not used.
+    class_row: whether the table begins with a row for a class token, which is not used
+      here.
   """
 
   grid: Pair
@@ -40,7 +41,7 @@ class ResizedPositions(nn.Module):
 
 
 class DecomposedPositions(nn.Module):
-  """Adds q . rows[dy] + q . columns[dx] to the scores, for offsets between two maps.
+  """Adds q . rows[dy] + q . columns[dx] to scores; (dy, dx) is the offset from key to query.
 
   "MViTv2", arXiv 2112.01526, section 4.1, equation 4; ViTDet has them too. Parameters are
   `rows` [2 h - 1, Dh] and `columns` [2 w - 1, Dh], where h x w is the size of the larger
@@ -58,8 +59,9 @@ class DecomposedPositions(nn.Module):
     """Returns (query, key, GridBias); see `MultiHeadDotProductAttention`.
 
     Args:
-      query: [B, N, M, Dh]. The last queries are a map, row by row. The others get no bias.
-      key: [B, S, M, Dh]. The last keys are a map in the same way.
+      query: [B, N, M, Dh]. The last queries are a map, row by row. Earlier queries get no
+        bias.
+      key: [B, S, M, Dh]. The last keys are a map, row by row.
       grid, keys: sizes (h, w) of the queries' map and of the keys' map.
     """
     B, N, M, Dh = query.shape
@@ -76,9 +78,9 @@ class DecomposedPositions(nn.Module):
     return query, key, GridBias(flat(rows), flat(columns))
 
   def _between(self, name: str, n: int, k: int, Dh: int):
-    """Returns the vectors [n, k, Dh] of all pairs of query and key along one axis."""
+    """Returns vectors [n, k, Dh], one for each query and key along one axis."""
     length = needed = 2 * max(n, k) - 1
-    # An existing parameter may be for another image size.
+    # An existing parameter may belong to another image size.
     if self.has_variable('params', name):
       length = self.get_variable('params', name).shape[0]
     start = nn.initializers.truncated_normal(self.std)

@@ -27,8 +27,8 @@ class PositionEmbedding(nn.Module):
 
   Attributes:
     kind: one of ADDED.
-      'learn': a table `pos_embedding` [1, N, D] ("1-D" in the paper). It has rows for
-      tokens outside the grid, such as cls, too.
+      'learn': a table `pos_embedding` [1, N, D] ("1-D" in the paper). It also has rows for
+      tokens outside the grid, such as cls.
       'learn2d': half of the channels depend on the row, `pos_embedding_y` [1, h, D / 2],
       and half on the column, `pos_embedding_x` [1, w, D / 2]. Tokens outside the grid have
       a table of their own, `pos_embedding_cls` [1, N - h w, D].
@@ -94,7 +94,7 @@ class RelativePositions(nn.Module):
   does not specify this.
 
   Attributes:
-    grid: (h, w) of the patches. Only the error uses it.
+    grid: (h, w) of the patches. Only an error message uses it.
     std: standard deviation of the initial values; None: 1 / sqrt(Dh).
   """
 
@@ -106,7 +106,7 @@ class RelativePositions(nn.Module):
     """Returns (query, key, bias [B, M, N, S] float32).
 
     Args:
-      query: [B, N, M, Dh], of the first N of the S tokens.
+      query: [B, N, M, Dh], for the first N of the S tokens.
       key: [B, S, M, Dh].
     """
     (_, N, _, Dh), S = query.shape, key.shape[1]
@@ -115,7 +115,7 @@ class RelativePositions(nn.Module):
     check_rows(self, 'pos_embedding', 2 * S - 1, axis=-2, grid=self.grid, other=other)
     init = nn.initializers.normal(std)
     table = self.param('pos_embedding', init, (2 * S - 1, Dh))
-    # Shifted, so that the smallest offset is row 0.
+    # Shift the offsets so that the smallest one is row 0.
     offsets = np.arange(N)[:, None] - np.arange(S) + S - 1
     rows = jnp.take(table.astype(query.dtype), offsets, axis=-2)  # [N, S, Dh]
     bias = jnp.einsum(
@@ -128,7 +128,7 @@ class RelativePositions(nn.Module):
 
 
 class TableOfOffsets(nn.Module):
-  """A learned bias of scores for each head and offset in the grid (BEiT, arXiv 2106.08254).
+  """A learned bias of scores per head and offset in the grid (BEiT, arXiv 2106.08254).
 
   The offset (dy, dx) from a key to a query has row (dy + h - 1)(2 w - 1) + dx + w - 1 of
   `table` [R, M]. Three more rows are for pairs with tokens before the patches: a query
@@ -235,15 +235,15 @@ def sine_of_mask(mask: jax.Array, width: int) -> jax.Array:
 
 
 class Kind(NamedTuple):
-  """The way in which published models rotate queries and keys by patch positions.
+  """How published models rotate queries and keys by the positions of patches.
 
   RoFormer (arXiv 2104.09864, equation 15) is applied along both axes of the image. Tokens
   before the patches are not rotated.
 
   Attributes:
-    axes: the axis of the first and of the second Dh / 4 angles.
-    interleaved: whether angle j rotates the channels 2 j and 2 j + 1, as in EVA-02, or j
-      and j + Dh / 2, as in DINOv3.
+    axes: 'yx' or 'xy': the axis of the first Dh / 4 angles, then that of the second.
+    interleaved: whether angle j rotates the channels 2 j and 2 j + 1, as in EVA-02;
+      otherwise it rotates the channels j and j + Dh / 2, as in DINOv3.
     base: frequencies are base ** (-k / (Dh / 4)), k = 0, 1, ...
   """
 
@@ -255,7 +255,7 @@ class Kind(NamedTuple):
 ROPES = {
   # By row and column, from 0: RoPE-Axial of arXiv 2403.13298, equations 5 and 6.
   'rotary': Kind('yx', False, 100.0),
-  'axial': Kind('xy', True, 100.0),  # the same in the authors' files
+  'axial': Kind('xy', True, 100.0),  # as in the authors' weights
   # RoPE-Mixed of arXiv 2403.13298, equation 7: frequencies of x and y are learned.
   'mixed': Kind('xy', True, 10.0),
   # EVA-02 (arXiv 2303.11331) and Perception Encoder (arXiv 2504.13181).
@@ -274,13 +274,13 @@ class Rope(nn.Module):
     grid: (h, w) of the last h * w tokens.
     base: the base of the frequencies, or a sequence of all Dh / 4 periods; None: the kind's
       own base.
-    reference: the grid (h, w) to whose size the kinds 'eva' and 'pe' scale positions, or
-      None.
-    first: the number of the first row and column; 'pe' counts from 1 if there is a class
+    reference: a grid (h, w), to the size of which the kinds 'eva' and 'pe' scale positions;
+      None: no scaling.
+    first: the index of the first row and column: 0, or 1 for 'pe' if there is a class
       token.
-    augment: (shift, jitter, rescale), the augmentation of the positions of 'dinov3' in
-      training, or None.
-    train: whether positions are augmented.
+    augment: (shift, jitter, rescale), by which positions of 'dinov3' are augmented in
+      training; None: no augmentation.
+    train: whether to augment positions.
   """
 
   kind: str
@@ -296,13 +296,13 @@ class Rope(nn.Module):
     """Returns (rotated query, rotated key, None). There is no bias.
 
     Args:
-      query: [B, N, M, Dh], of the first N of the S tokens.
+      query: [B, N, M, Dh], for the first N of the S tokens.
       key: [B, S, M, Dh].
     """
     kind, (M, Dh) = ROPES[self.kind], query.shape[2:]
     if Dh % 4:
       raise UserError(
-        f'rope and posemb rotary need heads of a multiple of 4 channels, not {Dh}: choose '
+        f'rope and posemb=rotary need a multiple of 4 channels per head, not {Dh}: choose '
         'another num_heads (each head has width / num_heads channels).'
       )
     places = self._places(kind)  # [h w, 2]
@@ -328,7 +328,8 @@ class Rope(nn.Module):
     places = np.stack([places[axis].ravel() for axis in kind.axes], axis=1)
     if not (self.augment and self.train):
       return places
-    # DINOv3's released code: a shift and a stretch per axis, and a stretch of both axes.
+    # As in DINOv3's released code: a shift per axis, a stretch per axis, and a stretch of
+    # both.
     shift, *stretch = self.augment
     keys = jax.random.split(self.make_rng('dropout'), 3)
     places = places + jax.random.uniform(keys[0], (2,), minval=-shift, maxval=shift)

@@ -1,4 +1,4 @@
-"""ResNets (arXiv 1512.03385): their shapes, and a trunk that hybrids and `resnet_gn` share.
+"""ResNets (arXiv 1512.03385): their shapes, and a trunk for hybrids and `resnet_gn`.
 
 The trunk is post-activation, with GroupNorm and weight standardisation.
 """
@@ -13,7 +13,7 @@ from vit_jax.errors import UserError, did_you_mean
 from vit_jax.nn.layers import group_norm
 from vit_jax.nn.stack import remat_policy
 
-# Layers -> bottleneck units per stage. 50, 101, 152: Table 1 of the ResNet paper; 200:
+# {layers: bottleneck units per stage}. 50, 101, 152: Table 1 of the ResNet paper; 200:
 # arXiv 1603.05027; 26: the small hybrids of arXiv 2106.10270.
 STAGES = {
   26: (2, 2, 2, 2),
@@ -25,7 +25,7 @@ STAGES = {
 
 
 def variant(name: str) -> dict:
-  """Returns the fields `blocks` and `width` of 'R50', or of 'R152x4', four times as wide.
+  """Returns the fields `blocks` and `width` of a name: 'R50', or 'R152x4', 4 times as wide.
 
   Raises:
     UserError: for an unknown name.
@@ -42,7 +42,7 @@ def variant(name: str) -> dict:
 
 
 def stride(blocks: tuple[int, ...] | None) -> int:
-  """Returns the pixels per position of the trunk's output; 1 if there is no trunk (None)."""
+  """Returns the pixels per position of the trunk's output; 1 without a trunk (None)."""
   return 1 if blocks is None else 4 * 2 ** max(len(blocks) - 1, 0)
 
 
@@ -59,7 +59,7 @@ class StdConv(nn.Module):
   features: int
   kernel_size: int
   strides: int = 1
-  padding: str | int = 'SAME'  # or the number of zeros on each side
+  padding: str | int = 'SAME'  # or a number: that many zeros on each side
   eps_in_root: bool = False
   dtype: jnp.dtype = jnp.float32
 
@@ -91,7 +91,7 @@ def standardise(kernel, *, eps_in_root: bool = False):
   variance = (centred * centred).mean((0, 1, 2), keepdims=True)
   if eps_in_root:
     return centred * jax.lax.rsqrt(variance + 1e-10)
-  # A constant kernel, such as one decayed to zero, must not have an infinite gradient.
+  # The gradient must stay finite for a constant kernel, such as one that has decayed to 0.
   return centred / (jnp.sqrt(jnp.maximum(variance, 1e-30)) + 1e-5)
 
 
@@ -122,7 +122,7 @@ class Bottleneck(nn.Module):
 
 
 class Stage(nn.Module):
-  """Units `unit1`, ..., of which the first has the stride."""
+  """Units `unit1`, ...; the first has the stride."""
 
   units: int
   mid: int

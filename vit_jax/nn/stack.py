@@ -20,7 +20,7 @@ REMAT = ('none', 'full', 'dots', 'dots_saveable', 'everything_saveable')
 
 
 def remat_policy(name: str, scan: bool = False):
-  """Returns the `jax.checkpoint` policy of a name in REMAT; None leaves the choice to XLA.
+  """Returns the `jax.checkpoint` policy for a name in REMAT; None leaves the choice to XLA.
 
   In a loop XLA recomputes elementwise operations by itself. In a scan it stores every value
   that the derivative reads, because it cannot look across the steps. The name 'none'
@@ -42,7 +42,7 @@ def remat_policy(name: str, scan: bool = False):
 
 
 def _products(primitive, *avals, **params) -> bool:
-  """A policy that keeps products that widen, convolutions and attention, and no more.
+  """A policy that keeps only products that widen, convolutions and attention.
 
   A scan stacks the results that it keeps. On TPUs it takes longer to move the result of a
   product [D, D] into that stack and out again than to compute it twice: by XLA's cost model
@@ -52,13 +52,13 @@ def _products(primitive, *avals, **params) -> bool:
   if primitive.name == 'dot_general':
     return _widens(*avals, **params)
   named = jax.checkpoint_policies.save_only_these_names(WEIGHTS, ATTENDED, CONVOLVED)
-  # The second one is cuDNN's attention.
+  # 'dot_product_attention_fwd' is cuDNN's attention.
   saved = ('conv_general_dilated', 'dot_product_attention_fwd')
   return primitive.name.startswith(saved) or named(primitive, *avals, **params)
 
 
 def _widens(x, kernel, *, dimension_numbers, **_) -> bool:
-  """Whether a product [..., D] x [D, F] has F > D; not one with batch dimensions."""
+  """Whether a product [..., D] x [D, F] has F > D and no batch dimensions."""
   (contracted, _), (batch, _) = dimension_numbers
   width = math.prod(x.shape[axis] for axis in contracted)
   return not batch and kernel.size > width**2
@@ -82,20 +82,21 @@ def stack(
   more: Callable[[int], dict] | None = None,
   shared: dict | None = None,
 ):
-  """Runs a stage of equal residual blocks, from within a compact module.
+  """Runs a stage of equal residual blocks, within a compact module.
 
   Args:
-    block: a function `block(name=)` that makes a module with
-      `__call__(x, rate, train=) -> x`.
+    block: a function `block(name=)` that makes a module, which maps
+      `(x, rate, train=) -> x`.
     x: [B, ..., D].
-    name: name of the parameters: `{name}_0`, ...; in a scan `name`, with a first axis [L].
+    name: name of the parameters: `{name}_0`, ... In a scan it is `name`, and parameters
+      have a first axis [L].
     rates: rates of stochastic depth of the L blocks.
-    scan: whether to run one block in a loop of XLA's (`nn.scan`), which makes compilation
+    scan: whether to run one block in a loop of XLA (`nn.scan`), which makes compilation
       shorter and the program smaller.
     remat: see `remat_policy`.
-    added: [1, N, D], such as positions, added to the input of every block but the first.
-    more: a function `more(i)` that returns further keyword arguments of block i; not for
-      scans.
+    added: [1, N, D], such as positions, to add to the input of every block but the first.
+    more: a function `more(i)` that returns further keyword arguments of block i. It does
+      not work with scans.
     shared: further keyword arguments of every block.
 
   Returns:
@@ -109,7 +110,8 @@ def stack(
       x = x + jnp.where(i > 0, added, 0)
     arguments |= shared or {}
     call = lambda module, x: module(x, rate, train=train, **arguments)
-    if policy is not None:  # A scan's loop keeps XLA from merging the two computations.
+    # In a scan, the loop already keeps XLA from merging a block with its recomputation.
+    if policy is not None:
       call = nn.remat(call, policy=policy, prevent_cse=not scan)
     return call(module, x)
 

@@ -15,14 +15,14 @@ Pair = tuple[int, int]
 _INIT = nn.initializers.truncated_normal(0.02)
 
 # What implementations do if windows do not tile a map:
-# pad_shift: the authors' code. Maps are padded, then shifted. On a map smaller than a
-#   window, the side of windows is the map's shorter side, and they are not shifted.
-# shift_pad: timm. Maps are shifted, then padded. Along a side shorter than a window,
-#   windows have the length of that side and are not shifted.
-# pad_shift_twice: transformers' second version. It is pad_shift, but adds the mask of
-#   shifted windows twice.
-# pad_always: the authors' code for detectors. Even on smaller maps windows keep their size
-#   and are shifted.
+# pad_shift: the authors' code. The map is padded, then shifted. If it is smaller than a
+#   window, the side of the windows is the map's shorter side, and nothing is shifted.
+# shift_pad: timm. The map is shifted, then padded. Along a side that is shorter than a
+#   window, windows have the length of that side, and nothing is shifted.
+# pad_shift_twice: Swin V2 in transformers. The same as pad_shift, but the mask of shifted
+#   windows is added twice.
+# pad_always: the authors' code for detectors. The map is padded, then shifted. Windows keep
+#   their size and are shifted even if the map is smaller.
 BORDERS = ('pad_shift', 'shift_pad', 'pad_shift_twice', 'pad_always')
 
 
@@ -42,8 +42,8 @@ class Windows:
     map: (H, W), the size of the map.
     window: (h, w), the size of a window.
     shift: (down, across), the offset of the windows from the tiles of an unshifted map.
-    pad_first: whether a map that windows do not tile is padded and then shifted, or shifted
-      and then padded. The order decides where the zeros are.
+    pad_first: whether a map that windows do not tile is first padded and then shifted;
+      otherwise it is first shifted and then padded. The order decides where the zeros are.
   """
 
   map: Pair
@@ -53,7 +53,7 @@ class Windows:
 
   @property
   def grid(self) -> Pair:
-    """The number of windows: (rows, columns)."""
+    """Number of windows: (rows, columns)."""
     return tuple(math.ceil(n / w) for n, w in zip(self.map, self.window, strict=True))
 
   def cut(self, x):
@@ -101,8 +101,8 @@ class Windows:
       return 0.0
     sides = []
     for count, window, shift in zip(self.grid, self.window, self.shift, strict=True):
-      # The last window has two parts: the last rows of the map, then its first rows, which
-      # the circular shift has moved there.
+      # The last window has two parts: the last rows of the map, and the first rows of the
+      # map, which the circular shift has moved there.
       side = np.zeros((count, window), int)
       side[-1, window - shift :] = 1
       sides.append(side)
@@ -110,18 +110,18 @@ class Windows:
     parts = 2 * down[:, None, :, None] + across[None, :, None, :]
     parts = jnp.asarray(parts.reshape(-1, math.prod(self.window)))
     apart = parts[:, :, None] != parts[:, None]  # [n, h w, h w]
-    # The mask is repeated for every image as booleans, which XLA reads while it computes
-    # the scores. It would write a float32 bias to memory, which takes 8 % of the time of
-    # two blocks on a TPU v5e.
+    # The mask is repeated for every image as booleans: XLA reads these while it computes
+    # the scores. A float32 bias would be written to memory first, which takes 8 % of the
+    # time of two blocks on a TPU v5e.
     every = jnp.broadcast_to(apart, (batch // len(apart), *apart.shape))
     return jnp.where(every.reshape(-1, 1, *apart.shape[1:]), value, 0.0)
 
 
 def windows_of(map, side: int, shift: int, borders: str) -> Windows:
-  """Returns the windows, of up to side x side, of a map (H, W).
+  """Returns the windows of a map (H, W), of at most side x side.
 
   Args:
-    shift: the shift of the windows, if there are several.
+    shift: the shift of the windows, used if there are several along a side.
     borders: one of BORDERS.
   """
   if borders == 'shift_pad':
@@ -136,18 +136,18 @@ def windows_of(map, side: int, shift: int, borders: str) -> Windows:
 
 
 def offsets(window: Pair) -> np.ndarray:
-  """Returns the offsets of queries from keys in rows and columns, int [h w, h w, 2]."""
+  """Returns by how many rows and columns queries are offset from keys, int [h w, h w, 2]."""
   places = np.stack(np.meshgrid(*map(np.arange, window), indexing='ij'), -1)
   places = places.reshape(-1, 2)
   return places[:, None] - places
 
 
 def from_table(table, window: Pair):
-  """Returns the bias [M, h w, h w] of every query and key of a window.
+  """Returns the bias [M, h w, h w] for every query and key of a window.
 
   Args:
-    table: [2 H - 1, 2 W - 1, M], for offsets from (1 - H, 1 - W) to (H - 1, W - 1). Larger
-      offsets get the bias of the largest one in the table.
+    table: [2 H - 1, 2 W - 1, M], for offsets from (1 - H, 1 - W) to (H - 1, W - 1). Offsets
+      beyond these get the bias of the nearest one in the table.
   """
   reach = np.array(table.shape[:2]) // 2
   at = np.clip(offsets(window), -reach, reach) + reach
@@ -160,14 +160,14 @@ def from_table(table, window: Pair):
 
 
 class TableBias(nn.Module):
-  """A learned bias for each offset in the window and head (V1); parameter `table`."""
+  """A learned bias per head and offset in the window (V1), the parameter `table`."""
 
   @nn.compact
   def __call__(self, query, key, window):
     """Returns (query, key, bias [M, N, N]); see `MultiHeadDotProductAttention`."""
     h, w = window
     shape = (2 * h - 1, 2 * w - 1, query.shape[-2])
-    # An existing table may be for windows of another size, if images have another size.
+    # If images have another size, an existing table may belong to windows of another size.
     if self.has_variable('params', 'table'):
       shape = self.get_variable('params', 'table').shape
     table = self.param('table', _INIT, shape)
@@ -175,11 +175,11 @@ class TableBias(nn.Module):
 
 
 class CosineBias(nn.Module):
-  """Scores are cosines times a learned factor; an MLP of log offsets gives their bias (V2).
+  """Scores are cosines times a learned factor. An MLP of log offsets gives the bias (V2).
 
   Attributes:
-    pretrained: the side of the windows of the pre-training, by which offsets are scaled; 0:
-      the side of these windows.
+    pretrained: the side of the windows in pre-training, by which offsets are scaled; 0: the
+      side of the current windows.
   """
 
   pretrained: int
@@ -191,7 +191,7 @@ class CosineBias(nn.Module):
     start = nn.initializers.constant(math.log(10.0))
     scale = self.param('logit_scale', start, (M,), jnp.float32)
     scale = jnp.exp(jnp.minimum(scale, math.log(100.0)))
-    # `attend` divides the products by sqrt(Dh).
+    # Multiply by sqrt(Dh), because `attend` divides by it.
     query, key = _unit(query, scale[:, None] * math.sqrt(Dh)), _unit(key, 1.0)
     reach = [np.arange(1 - n, n) / max((self.pretrained or n) - 1, 1) for n in window]
     offsets = 8 * np.stack(np.meshgrid(*reach, indexing='ij'), -1)
@@ -207,7 +207,7 @@ def _unit(x, scale):
   """Rescales vectors to length `scale`, in float32; zero vectors stay zero."""
   wide = x.astype(jnp.float32)
   squares = (wide * wide).sum(-1, keepdims=True)
-  # A padded key is zero. Its derivatives must be zero too, not infinite.
+  # A padded key is zero, and its derivative must be zero too, not infinite.
   nonzero = squares > 1e-24
   inverse = jnp.where(nonzero, jax.lax.rsqrt(jnp.where(nonzero, squares, 1.0)), 0.0)
   return (wide * inverse * scale).astype(x.dtype)

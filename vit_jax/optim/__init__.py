@@ -22,7 +22,7 @@ from vit_jax.optim.multipliers import WD_RULES
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import make_schedule
 
-# Arguments that the run passes, and an `optim` section may not set.
+# Arguments that the run passes; an `optim` section may not set them.
 RUN = ('name', 'total_steps', 'family')
 
 
@@ -47,7 +47,9 @@ class Optimizer:
 
 def _one_average(where: str, value, section: dict) -> None:
   if section.get('ema') is not None:
-    raise UserError(f'{where} beside config.optim.ema: unset one of them with None.')
+    raise UserError(
+      f'{where} does not work with config.optim.ema: unset one of them with None.'
+    )
 
 
 def build(
@@ -79,12 +81,14 @@ def build(
     wd_rules: (regex, factor): multiplies the weight decay of parameters whose path matches;
       the first match wins.
     lr_rules: (regex, factor): multiplies the learning rate in the same way. Factors are
-      above 0, and 1 by default.
+      above 0; the default is 1.
     layer_decay: layer-wise learning-rate decay, see `multipliers.layer_factors`.
-    clip: largest global norm of the gradient; larger ones are scaled down to it.
+    clip: largest global norm of the gradients; if it is exceeded, all gradients are scaled
+      down.
     ema: decay of an exponential moving average of the parameters (Polyak averaging;
       0.9999 in the paper, section 4.1), stored beside them; None: no average.
-    swa: arguments of `averages.swa`, another kind of average; not together with ema.
+    swa: arguments of `averages.swa`, another kind of average. It cannot be combined with
+      `ema`.
     accum: number of micro-batches into which a batch is cut to save memory.
     family: the model's `Family`, from which layer_decay takes depths.
     **options: the optimizer's own options, see `optimizers`.

@@ -33,15 +33,15 @@ def swa(
   themselves.
 
   Args:
-    start: where averaging starts, as a fraction of the run.
-    every: steps between two members of the mean, an epoch in the paper. A float is a
-      fraction of the run, 1 / epochs.
+    start: the fraction of the run after which averaging starts.
+    every: number of steps between two members of the mean. The paper uses an epoch. A float
+      is a fraction of the run, 1 / epochs.
 
   Raises:
     ValueError: if the run ends before the first member.
   """
   if isinstance(every, float):
-    # Round last, because an epoch may not be a whole number of steps.
+    # Round at the end, because an epoch may not be a whole number of steps.
     ends = np.arange(start + every, 1 + every + 1e-6, every) * total_steps
     ends = np.unique(np.round(ends).astype(np.int32))
   else:
@@ -49,7 +49,7 @@ def swa(
     ends = np.arange(first, total_steps + every + 1, every, dtype=np.int32)
   if ends[0] > total_steps:
     raise ValueError(
-      f'swa averages for the first time after step {ends[0]}, and the run has '
+      f'swa averages for the first time after step {ends[0]}, but the run has '
       f'{total_steps}: lower swa.every or swa.start'
     )
 

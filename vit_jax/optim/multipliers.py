@@ -11,12 +11,12 @@ import optax
 
 from vit_jax import trees
 
-# Decays kernels only, as big_vision does: no biases, norms, tokens or position embeddings.
+# Only kernels decay, as in big_vision: not biases, norms, tokens or position embeddings.
 WD_RULES = (('.*/kernel', 1.0), ('.*', 0.0))
 
 
 def add_weight_decay(wd: float, rules) -> optax.GradientTransformation:
-  """Returns a transformation that adds `wd * factor * parameter`, factors by path rules."""
+  """Returns a transformation that adds `wd * factor * parameter`; rules give the factor."""
 
   def update(updates, state, params):
     factors = trees.select(rules, params)

@@ -1,4 +1,4 @@
-"""Optimizers: from gradients to updates, before weight decay and learning rate.
+"""Optimizers: they map gradients to updates, before weight decay and learning rate.
 
 `moment_dtype` is the dtype of the first moment only. 'bfloat16' halves its memory, as in
 the AugReg recipes; the second moment needs float32.
@@ -84,7 +84,7 @@ def sgd(
   nesterov: bool = False,
   moment_dtype: _Dtype | None = None,
 ):
-  """Gradient descent with momentum, t = g + momentum t, without damping as in PyTorch.
+  """Gradient descent with momentum: t = g + momentum t, without dampening, as in PyTorch.
 
   Equal to `optax.trace` bit for bit. With `nesterov` the update is g + momentum t.
   """

@@ -14,8 +14,8 @@ from vit_jax.registry import Registry
 _Steps = Annotated[int, Range(0, INT32)]
 _Part = Annotated[float, Range(0, 1, '(]', 'of the decay')]
 
-# Each of these returns a function of the progress in [0, 1] and the number of steps since
-# warmup. The function returns the factor by which the peak rate is multiplied.
+# Each function below returns a function of (progress in [0, 1], number of steps since
+# warmup), which returns the factor for the peak rate.
 
 
 def _constant():
@@ -73,16 +73,16 @@ def make_schedule(
   Args:
     lr: the peak rate.
     decay: how the rate falls from the end of warmup to `total_steps`. 'cosine' and 'linear'
-      fall to `end`, a fraction of the peak (default 0). 'rsqrt' is sqrt(timescale /
-      (timescale + steps since warmup)) (arXiv 2106.04560, section 3.5). 'multistep'
-      multiplies the rate by `factor` (default 0.1) after each of the fractions `at` of the
-      decay. 'constant' does not fall.
+      fall to `end`, a fraction of the peak (default 0). 'rsqrt' multiplies the rate by
+      sqrt(timescale / (timescale + steps since warmup)) (arXiv 2106.04560, section 3.5).
+      'multistep' multiplies the rate by `factor` (default 0.1) after each of the fractions
+      `at` of the decay. 'constant' does not fall.
     warmup: number of steps in which the rate rises linearly from 0.
-    cooldown: number of last steps in which the rate is also multiplied by a line to 0.
-    staircase: the number of equal intervals in which the rate is constant, such as epochs;
-      None: the rate changes at every step. For cosine and linear.
-    decay_until: the fraction of the decay after which the rate stays constant. For cosine
-      and linear.
+    cooldown: number of steps at the end in which the rate also falls linearly to 0.
+    staircase: number of equal intervals within which the rate is constant, for example the
+      number of epochs; None: the rate changes at every step. Only for cosine and linear.
+    decay_until: the fraction of the decay after which the rate stays constant. Only for
+      cosine and linear.
     **options: options of the decay: `end`, `timescale`, or `at` and `factor`.
 
   Raises:
@@ -93,7 +93,7 @@ def make_schedule(
     raise ValueError(
       f'schedule: warmup {warmup} + cooldown {cooldown} exceed the {total_steps} steps of '
       'the run (images x epochs / batch): train longer, or shorten them: warmup=N among '
-      'the arguments of a config that has it (--config=NAME:warmup=N), else '
+      'the arguments of a config that has it (--config=NAME:warmup=N), otherwise '
       '--config.optim.schedule.warmup=N'
     )
 
@@ -102,8 +102,8 @@ def make_schedule(
     after = jnp.maximum(step - warmup, 0.0)
     progress = jnp.clip(after / max(total_steps - warmup, 1), 0.0, 1.0)
     if staircase:
-      # Multiply before dividing: a quotient that is rounded to just below the edge of a stair
-      # would fall on the stair before.
+      # Multiply before dividing. A quotient might be rounded to just below the edge of a
+      # stair, and would then fall on the stair before.
       progress = jnp.floor(after * staircase / max(total_steps - warmup, 1)) / staircase
     value = lr * factor(jnp.minimum(progress, decay_until), after)
     if warmup:

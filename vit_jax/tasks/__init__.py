@@ -1,4 +1,4 @@
-"""Tasks: the objectives in which recipes differ, under one train loop. See `contracts.Task`."""
+"""Tasks: the objectives of recipes, which share one train loop. See `contracts.Task`."""
 
 from vit_jax.models.base import OUTPUTS
 from vit_jax.registry import Registry
@@ -14,7 +14,7 @@ DEFAULT = 'classify'
 
 
 def build(name: str, model, spec: dict, **options):
-  """Builds the task of a name.
+  """Builds the task with this name.
 
   Args:
     spec: {feature: ShapeDtypeStruct} of the batches, see `data.pipeline.Batches.spec`.
@@ -28,7 +28,7 @@ def build(name: str, model, spec: dict, **options):
 
 
 def check_outputs(name: str, model: str, family) -> None:
-  """Raises ValueError if the task `name` does not train the outputs of a family.
+  """Raises ValueError if the task `name` cannot train a model of this family.
 
   Args:
     model: the name of the model, for the message.

@@ -12,9 +12,9 @@ from vit_jax.tasks.mixing import MODES, Mixing
 class Classify:
   """Classification, the task of the paper: cross entropy of a model's logits."""
 
-  # The feature whose classes the head has.
+  # The label feature whose classes the head predicts.
   CLASSES = 'label'
-  # The kind of outputs of its models, a key of `models.base.OUTPUTS`.
+  # The kind of outputs that its models must have, a key of `models.base.OUTPUTS`.
   OUTPUTS = 'classes'
   # The task has no parameters besides the model's.
   OWN = None
@@ -93,6 +93,6 @@ class Classify:
     return loss, (metrics, updated.get('batch_stats', {}))
 
   def predict(self, variables, batch: dict) -> dict:
-    """Returns 'logits' [B, K] and all named features of the model in evaluation."""
+    """Returns 'logits' [B, K] and all named features of the model, in evaluation."""
     logits, features = self.model.apply(variables, batch['image'], train=False)
     return {**features, 'logits': logits}

@@ -37,12 +37,12 @@ class Mixing:
     Args:
       images: float32 [B, H, W, C].
       targets: float32 [B, K].
-      weight: [B]; an example with weight 0 is neither mixed nor mixed in.
+      weight: [B]; an example with weight 0 is neither mixed nor used to mix another.
     """
     size = len(images)
     choose, draw = jax.random.split(rng)
     shape = (size,) if self.mixup_mode == 'example' else (1,)
-    # If the partner of an example has no weight, the example stays as it is.
+    # If the partner of an example has weight 0, the example stays as it is.
     alone = jnp.roll(weight, 1) == 0
     if not self.cutmix:
       share, keep = _mixup(draw, self.mixup, shape, images)
@@ -81,16 +81,17 @@ def _mixup(rng, alpha: float, shape, images):
 def _cutmix(rng, alpha: float, shape, images):
   """Returns each example's weight in its mixture: [n] for labels, [n, H, W, 1] for pixels.
 
-  A pixel to keep has 1, others 0. The box to replace has 1 - lambda of the area and the proportions of the image. Its centre
-  is uniform, and it is clipped at the border. The weight of the label is the share of the
-  area that is kept (arXiv 1905.04899, section 3.1 and the authors' code).
+  A pixel has weight 1 if it is kept, and 0 in the box to replace. The box has 1 - lambda of
+  the image's area, and its proportions. Its centre is uniform, and it is clipped at the
+  border. The weight of the label is the share of the area that is kept (arXiv 1905.04899,
+  section 3.1 and the authors' code).
   """
   height, width = images.shape[1:3]
   box_rng, y_rng, x_rng = jax.random.split(rng, 3)
   side = jnp.sqrt(1 - jax.random.beta(box_rng, alpha, alpha, shape))
 
   def keep_outside(rng, length):
-    # bool [n, length], whether a row or column is outside of the box.
+    # bool [n, length], whether a row or column lies outside of the box.
     centre = jax.random.randint(rng, shape, 0, length)
     half = jnp.floor(length * side).astype(jnp.int32) // 2
     at = jnp.arange(length)

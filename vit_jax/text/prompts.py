@@ -1,4 +1,4 @@
-"""Prompts: texts for classes, by which an image-text model classifies without training.
+"""Prompts: texts that describe classes, for classification without training.
 
 As in CLIP (arXiv 2103.00020, section 3.1.4), a class is the mean of the vectors of many
 prompts. `prompts.json` has what OpenAI published in the notebook
@@ -25,11 +25,11 @@ def _read_published() -> dict[str, list[str]]:
 
 
 def templates(name: str | None) -> Sequence[str]:
-  """Returns templates, in which {} is the place for the class.
+  """Returns templates, which contain {} in place of the class.
 
   Args:
     name: one of TEMPLATES, a template such as 'a photo of a {}.', or a file with one
-      template per line; None: the name of the class alone.
+      template per line; None: the text is the name of the class alone.
   """
   if name is None:
     return ('{}',)
@@ -38,8 +38,8 @@ def templates(name: str | None) -> Sequence[str]:
   lines = [name] if '{}' in name else _lines(name)
   if not lines:
     raise UserError(
-      f'Templates {name!r}: one of {[*TEMPLATES]}, a file, or a text with {{}} for the '
-      f'class.{did_you_mean(name, TEMPLATES)}'
+      f'Templates {name!r}: expected one of {[*TEMPLATES]}, a file, or a text with {{}} '
+      f'for the class.{did_you_mean(name, TEMPLATES)}'
     )
   if odd := [line for line in lines if '{}' not in line]:
     raise UserError(f'{name}: template {odd[0]!r} has no place {{}} for the class.')
@@ -47,7 +47,7 @@ def templates(name: str | None) -> Sequence[str]:
 
 
 def labels(text: str) -> list[str]:
-  """Parses classes, 'a cat,a dog', or reads them from a file with one class per line."""
+  """Parses classes from 'a cat,a dog', or reads them from a file with one class per line."""
   names = [part.strip() for part in _lines(text) or text.split(',')]
   if not all(names) or len({*names}) < len(names):
     raise UserError(
@@ -66,14 +66,14 @@ def _lines(name: str) -> list[str] | None:
 
 
 def words(class_names: Sequence[str]) -> list[str]:
-  """Returns the words for the classes of a data set.
+  """Returns the words that stand for the classes of a data set in prompts.
 
   Classes of ImageNet, given by WordNet id or by the names of `imagenet.class_names`, get their
   published names. In other names '_' becomes a space.
   """
   ids, ours = imagenet.wordnet_ids('imagenet1k'), imagenet.class_names('imagenet1k')
   edited = _read_published()['imagenet1k']
-  # Compare the whole list, because two classes have the same name in it.
+  # Compare the whole list, because two of its classes have the same name.
   if list(class_names) == ours:
     return edited
   published = dict(zip([*ours, *ids], [*edited] * 2, strict=True))

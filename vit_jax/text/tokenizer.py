@@ -19,11 +19,11 @@ from vit_jax.errors import UserError
 
 # The vocabulary of OpenAI's CLIP: a title, then the merges, the most frequent first.
 MERGES = 'bpe_simple_vocab_16e6.txt.gz'
-# Number of merges that CLIP uses.
+# Number of merges that CLIP uses, out of those in the file.
 _NUMBER = 49_152 - 256 - 2
 # OpenAI's pattern ignores case, so that a long s (ſ) counts as an s.
 _WORDS = r"'[sſ]|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-# Tokens that end a text: CLIP's under two names, Gemma's (SigLIP 2) and T5's (SigLIP).
+# Tokens that end a text: CLIP's, which has two names, Gemma's (SigLIP 2) and T5's (SigLIP).
 _ENDS = ('<|endoftext|>', '<end_of_text>', '<eos>', '</s>')
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
 
@@ -40,37 +40,37 @@ def _canonical(text: str) -> str:
   return _spaces(text.replace('_', ' ').translate(_PUNCTUATION).lower())
 
 
-# How texts are cleaned before they are cut into tokens.
+# How to clean texts before cutting them into tokens.
 CLEAN: dict[str, Callable[[str], str]] = {
-  # transformers' CLIP, whose tokenizer.json cleans the text.
+  # CLIP in transformers: tokenizer.json cleans the text.
   'none': lambda text: text,
-  # Three by their names in open_clip; OpenAI uses the first of them.
+  # Three methods under their names in open_clip. OpenAI uses the first one.
   'lower': lambda text: _spaces(_unescape(text)).lower(),
   'whitespace': lambda text: _spaces(_unescape(text)),
   'canonicalize': lambda text: _canonical(_unescape(text)),
-  # big_vision's SigLIP.
+  # SigLIP in big_vision.
   'big_vision': _canonical,
-  # transformers' SigLIP.
+  # SigLIP in transformers.
   'siglip': lambda text: _spaces(text.lower().translate(_PUNCTUATION)),
-  # SigLIP 2 of transformers and big_vision. Letter by letter, so that a Greek final sigma
-  # becomes the same letter as any other sigma.
+  # SigLIP 2 in transformers and big_vision. Lower-cases letter by letter, so that a final
+  # sigma in Greek becomes the same letter as any other sigma.
   'siglip2': lambda text: ''.join(map(str.lower, text)),
 }
 
 
 class Rules(NamedTuple):
-  """The facts about tokens that are in the config of the weights, not in the vocabulary."""
+  """The facts about tokens that the config of the weights has, and the vocabulary lacks."""
 
-  # Number of ids of a text.
+  # Number of ids per text.
   length: int
   # A key of CLEAN.
   clean: str
-  # The id after the end of a text; None: the end is repeated.
+  # The id that pads a text after its end token; None: the end token again.
   pad: int | None
 
 
 class Tokenizer:
-  """Converts texts to ids int32 [T, length]: truncated or padded, and always with an end."""
+  """Converts texts to ids int32 [T, length], truncated or padded, each with an end token."""
 
   def __init__(self, encode: Callable[[str], list[int]], end: int, rules: Rules):
     self._encode, self._end, self.rules = encode, end, rules
@@ -104,7 +104,7 @@ def read(folder: Path, rules: Rules) -> Tokenizer:
           return Tokenizer(*reader(path), rules)
       except ImportError as error:
         raise UserError(f'{path} needs pip install vit_jax[text]: {error}.') from None
-  raise UserError(f'{folder} has no vocabulary: put {" or ".join(readers)} there.')
+  raise UserError(f'{folder} has no vocabulary: expected {" or ".join(readers)} there.')
 
 
 def _tokenizers(path: Path):
@@ -113,7 +113,7 @@ def _tokenizers(path: Path):
   try:
     return _fast(Fast.from_file(str(path)))
   except Exception as error:
-    # The library raises no other type.
+    # The library raises only the base class.
     raise ValueError(error) from None
 
 
@@ -140,7 +140,7 @@ def _merges(path: Path):
   with gzip.open(path, 'rt', encoding='utf-8') as file:
     lines = file.read().split('\n')
   merges = [tuple(line.split()) for line in lines[1 : _NUMBER + 1] if line]
-  # Printable bytes come first, in the order of their values.
+  # The order of OpenAI's vocabulary: printable bytes come first, by their values.
   letters = pre_tokenizers.ByteLevel.alphabet()
   letters = sorted(letters, key=lambda c: (ord(c) > 255, c))
   start, end = '<|startoftext|>', _ENDS[0]
