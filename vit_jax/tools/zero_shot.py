@@ -31,7 +31,7 @@ def is_pair(loaded) -> bool:
 def classifier(args: argparse.Namespace, loaded, data: dict | None = None):
   """Makes a classifier of texts if the options ask for it; otherwise returns the weights.
 
-  Its classes are those of --labels, or with `data` and --zero_shot those of the data set.
+  Its classes are those of --labels or, with `data` and --zero_shot, those of the data set.
   """
   from vit_jax.text import prompts
 

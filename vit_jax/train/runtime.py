@@ -122,7 +122,7 @@ def device_memory(device) -> int:
 
 @contextlib.contextmanager
 def profiler(enabled: bool, workdir: Path):
-  """Yields a function to call before each step; it profiles the steps PROFILED."""
+  """Yields a function to call before each step. It profiles the range of steps PROFILED."""
   options = jax.profiler.ProfileOptions()
   # Do not trace Python calls: thousands per step would be most of the profile and its cost.
   options.python_tracer_level = 0

@@ -160,7 +160,7 @@ def check(config: dict) -> dict:
 def _check_reads(where: str, type: str, task: str) -> None:
   """Raises UserError for an evaluation that cannot read a task's predictions.
 
-  It can read those of any task with the same kind of model and parameters as its own.
+  It can read them if the task has the same labels, outputs and parameters as its own task.
   """
   kind = lambda name: (t := tasks.TASKS[name]) and (t.CLASSES, t.OUTPUTS, t.OWN)
   tasks_of = lambda type: getattr(evaluators.EVALUATORS[type], 'TASKS', (task,))
@@ -188,7 +188,7 @@ def _fill_from_training(where: str, section: dict, config: dict) -> dict:
   ours, theirs = trained.get('classes'), data.get('classes')
   if 'classes' in data and theirs != ours:
     raise UserError(
-      f'{where}.data.classes={theirs} is not config.data.classes={ours}, on the same '
+      f'{where}.data.classes={theirs} differs from config.data.classes={ours} on the same '
       'source: labels would mean other classes than in training. Leave it out.'
     )
   return section if ours is None else {**section, 'data': {**data, 'classes': ours}}

@@ -12,7 +12,7 @@ from vit_jax.weights import transforms as t
 
 
 class Rule(NamedTuple):
-  """A rule that the array `theirs` holds the parameters `ours`.
+  """Says that the array `theirs` of a file holds the parameters `ours`.
 
   Names are templates: {i} stands for a number, {rest} for any text, {i+1} for the number plus
   one, and {i+01} for the same in two digits. A rule with `only_load` is an older or newer

@@ -1,7 +1,7 @@
 """Transforms between an array of a published file and our parameters, bit for bit.
 
-PyTorch stores a dense kernel as [out, in] and a convolution as [out, in, h, w]. Ours are
-[in, out] and [h, w, in, out]; those of attention are [D, M, Dh] and [M, Dh, D].
+PyTorch stores a dense kernel as [out, in] and a convolution as [out, in, h, w]. Our kernels
+are [in, out] and [h, w, in, out], or [D, M, Dh] and [M, Dh, D] in attention.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,8 @@
 
 A mask is {'size': [H, W], 'counts': bytes}.
 Pixels are read down the first column, then down the second, and so on. The lengths are
-those of runs of equal pixels: the first run is of zeros (it may be empty), the next of ones.
+those of runs of equal pixels. The first run is of zeros (it may be empty), the next is of
+ones, and so on.
 """
 
 from collections.abc import Sequence

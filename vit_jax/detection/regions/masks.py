@@ -1,4 +1,4 @@
-"""Crops masks to boxes, as targets, and pastes predicted masks into images."""
+"""Crops masks to boxes for training, and pastes predicted masks into images."""
 
 import jax
 import jax.numpy as jnp

@@ -160,7 +160,7 @@ def losses(
     box_loss, box_weight, proposal_loss, proposal_weight: see `RCNN`.
 
   Returns:
-    'loss', the sum of the others that begin with 'loss'.
+    'loss', the sum of all values below whose names begin with 'loss'.
     'loss_object' and 'loss_proposal', for classes and boxes of the RPN.
     'loss_class', 'loss_box' and 'loss_mask', sums over stages.
     'positives', the mean number of positive regions per image in the first stage.

@@ -66,8 +66,8 @@ def _maps(flat: dict[str, np.ndarray]) -> list[tuple[int, int]]:
 def infer(flat: dict[str, np.ndarray]) -> dict:
   """Infers the model's fields from its parameters.
 
-  `global_blocks` and `window` follow from the sizes of the relative position tables. They
-  are None if these do not differ between blocks.
+  `global_blocks` and `window` follow from the sizes of the relative position tables. Both are
+  None if all blocks have tables of the same size.
   """
   *patch, _, width = flat['embedding/kernel'].shape
   maps = _maps(flat)

@@ -42,8 +42,8 @@ def _cost(section: str, *shape: int) -> Cost:
 def _trace(module, shape: tuple[int, ...]) -> tuple:
   """Returns (forward, variables, a batch of one image), the last two as shapes.
 
-  A scanned stack has the same products and is traced as one block: `forward` and
-  `variables` are those of the scanned model where there is one.
+  If the model can be scanned, `forward` and `variables` are those of the scanned model. It
+  has the same products, but is traced as one block.
   """
   module = module.clone(scan=True) if hasattr(module, 'scan') else module
   images = jax.ShapeDtypeStruct((1, *shape), 'float32')
