@@ -113,8 +113,8 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
 
 # -- configs --------------------------------------------------------------------------
 
-# The shorter side of images in the paper's evaluation, and the limit of the longer side.
-# They hold for files without a preprocessor_config.json.
+# The shorter side of images in the paper's evaluation, and the limit of the longer side. Used
+# for files without a preprocessor_config.json.
 _SHORTER, _LONGEST = 800, 1333
 # Attention heads of all published models. The arrays do not show them.
 _HEADS = 8
@@ -127,7 +127,7 @@ def _facts(config: dict, source: str) -> configs.Facts:
   configs.require(config, _ONLY, 'a DETR')
   heads = config.get('encoder_attention_heads', _HEADS)
   configs.require(config, {'decoder_attention_heads': heads}, 'a DETR')
-  # The authors' files have no config. Their name decides: detr-r50-dc5-f0fb7ef5.
+  # The authors' files have no config, so their name decides, such as detr-r50-dc5-f0fb7ef5.
   by_name = not config and 'dc5' in os.path.basename(source.rstrip('/')).lower()
   if not isinstance(dilated := config.get('dilation', by_name), bool):
     raise ValueError(f'dilation is {dilated!r}, expected true or false')

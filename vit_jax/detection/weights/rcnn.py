@@ -111,7 +111,8 @@ def _detectron2(backbone: Callable) -> Callable:
   The rules take arrays of a file, or our parameters, which are to be written.
 
   Args:
-    backbone: (arrays, facts) -> rules of the part under 'backbone.'.
+    backbone: a function of (arrays, facts) that returns the rules of the part under
+      'backbone.'.
   """
 
   def rules(arrays, facts) -> Table:
@@ -151,7 +152,7 @@ def _fpn(inside: Table) -> Table:
 
 
 def _d2_resnet(arrays, facts) -> Table:
-  # MSRA's ResNets take BGR, and stride in the first convolution of a block.
+  # MSRA's ResNets take BGR, and have the stride of a block in its first convolution.
   body = facts.fields['backbone']
   if 'backbone' not in body:
     return _resnet('', body['stride_first'])
@@ -316,8 +317,8 @@ def _backbone(flat: dict[str, np.ndarray]) -> dict:
   return {'name': 'fpn', **pyramid, 'backbone': body}
 
 
-# Mean and standard deviation of pixels in [0, 1]: Caffe's, which does not divide, and the
-# usual ones of ImageNet.
+# Mean and standard deviation of pixels in [0, 1]: those of Caffe, which does not divide by a
+# deviation, and those of ImageNet.
 _CAFFE = [x / 255 for x in (123.675, 116.28, 103.53)], [1 / 255] * 3
 _USUAL = list(pipelines.MEAN), list(pipelines.STD)
 

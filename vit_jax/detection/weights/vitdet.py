@@ -1,4 +1,4 @@
-"""ViTDet's backbone in transformers' format, and rules that detectron2's shares."""
+"""ViTDet's backbone in transformers' format, and rules that detectron2's format shares."""
 
 import dataclasses
 import math
@@ -67,7 +67,7 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
   """Infers the model's fields from its parameters.
 
   `global_blocks` and `window` follow from the sizes of the relative position tables. Both are
-  None if all blocks have tables of the same size.
+  None unless there are two sizes, of which the smaller is square.
   """
   *patch, _, width = flat['embedding/kernel'].shape
   maps = _maps(flat)
