@@ -8,6 +8,7 @@ import pathlib
 import re
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = pathlib.Path(__file__).parent
 
@@ -20,6 +21,20 @@ def read_version() -> str:
   text = (HERE / 'vit_jax' / 'version.py').read_text(encoding='utf-8')
   return re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE)[1]
 
+
+class BuildPy(build_py):
+  """Finds the package vit_jax.configs in configs/, for --config=NAME without a clone.
+
+  With `package_dir` for it, an editable install would be a finder that Python asks after all
+  of sys.path. A script beside the clone would then import the clone's folder, which has the
+  package's name. Without, the clone is a line in a .pth file, and the package is found first.
+  """
+
+  def get_package_dir(self, package):
+    return 'configs' if package == CONFIGS else super().get_package_dir(package)
+
+
+CONFIGS = 'vit_jax.configs'
 
 # pip cannot say "either": tensorflow and tensorflow-cpu install into the same folder
 # and must not be mixed, so that TensorFlow is left to this extra. tensorflow-cpu, a
@@ -69,8 +84,9 @@ setup(
   ],
   python_requires='>=3.11',
   # `include` keeps configs/ and tests/ from being installed as top-level packages.
-  packages=[*find_packages(include=['vit_jax', 'vit_jax.*']), 'vit_jax.configs'],
-  package_dir={'vit_jax.configs': 'configs'},  # for --config=NAME, without a clone
+  packages=[*find_packages(include=['vit_jax', 'vit_jax.*']), CONFIGS],
+  package_dir={'': '.'},
+  cmdclass={'build_py': BuildPy},
   package_data={'vit_jax': ['**/*.json', '**/*.npz', '**/template/*', 'py.typed']},
   entry_points={'console_scripts': ['vit_jax = vit_jax.__main__:main']},
   install_requires=[

@@ -41,6 +41,8 @@ def metadata():
   stand_in = SimpleNamespace(setup=given.update, find_packages=lambda include: include)
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(sys.modules, 'setuptools', stand_in)
+    command = SimpleNamespace(build_py=object)
+    patch.setitem(sys.modules, 'setuptools.command.build_py', command)
     exec(code, {'__file__': str(ROOT / 'setup.py'), '__name__': 'setup'})
   return given
 

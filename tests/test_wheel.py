@@ -39,9 +39,10 @@ def _build(what: str, source: Path, dest: Path) -> Path:
 
 
 @pytest.fixture(scope='module')
-def sdist(tmp_path_factory):
-  # From a copy: setuptools writes beside setup.py, under the eyes of other tests.
-  source = tmp_path_factory.mktemp('source')
+def clone(tmp_path_factory):
+  # A copy: setuptools writes beside setup.py, under the eyes of other tests.
+  source = tmp_path_factory.mktemp('clones') / 'vit_jax'
+  source.mkdir()
   manifest = (ROOT / 'MANIFEST.in').read_text(encoding='utf-8')
   for name in ('vit_jax', 'configs', *re.findall(r'^graft (\S+)', manifest, re.M)):
     no_caches = shutil.ignore_patterns('__pycache__')
@@ -49,7 +50,12 @@ def sdist(tmp_path_factory):
   for path in ROOT.iterdir():
     if path.is_file():
       shutil.copy(path, source)
-  return _build('sdist', source, tmp_path_factory.mktemp('sdist'))
+  return source
+
+
+@pytest.fixture(scope='module')
+def sdist(clone, tmp_path_factory):
+  return _build('sdist', clone, tmp_path_factory.mktemp('sdist'))
 
 
 @pytest.fixture(scope='module')
@@ -84,6 +90,21 @@ def test_the_wheel_has_what_a_user_needs_and_no_more(wheel):
     f'vit_jax-{vit_jax.__version__}.dist-info',
   }
   assert b'Provides-Extra: tpu' in metadata
+
+
+def test_a_script_beside_the_clone_imports_the_package(clone, tmp_path):
+  # The script's folder is first in sys.path, and the clone in it has the package's name.
+  (tmp_path / 'wheel').mkdir()
+  with zipfile.ZipFile(_build('editable', clone, tmp_path / 'wheel')) as archive:
+    archive.extractall(tmp_path / 'site')
+  script = clone.parent / 'script.py'
+  script.write_text(
+    f'import site; site.addsitedir({str(tmp_path / "site")!r})\n'
+    'import vit_jax; print(vit_jax.__file__); vit_jax.load\n'
+  )
+  # Without the installed packages, which have another vit_jax.
+  said = _call([sys.executable, '-E', '-S', str(script)], tmp_path)
+  assert said.strip() == str(clone / 'vit_jax/__init__.py')
 
 
 def test_the_wheel_trains_in_an_empty_folder(wheel, reference, tmp_path):

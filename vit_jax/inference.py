@@ -39,8 +39,8 @@ def predict_images(
 
   Args:
     images: paths, bytes, PIL images, or uint8 arrays [H, W, C].
-    batch_size: number of images in a batch. The last batch is padded, so that there is one
-      compilation.
+    batch_size: number of images in a batch, at most. The last batch is padded to the size of
+      the first, so that there is one compilation.
     layers: names of features to return: 'pre_logits', 'block11', ...
     pp: preprocessing to use instead of `loaded.pp`.
 
@@ -122,12 +122,13 @@ def stream(
       `sharding.batch_divisor`. None: one device computes.
   """
   function = jax.jit(function)
+  divisor = 1 if mesh is None else sharding.batch_divisor(mesh)
   split = None if mesh is None else sharding.batch_sharding(mesh)
   whole = None if mesh is None else sharding.replicated_sharding(mesh)
   variables = jax.device_put(loaded.variables, whole)
   results = (
     (function(variables, jax.device_put(batch, split)), why)
-    for batch, why in _batches(loaded, images, preprocess, batch_size)
+    for batch, why in _batches(loaded, images, preprocess, batch_size, divisor)
   )
   for rows, why in _ahead(results):
     yield {k: np.asarray(x)[: len(why)] for k, x in rows.items()}, why
@@ -139,9 +140,16 @@ def _ahead(items: Iterable) -> Iterator:
 
 
 def _batches(
-  loaded: Loaded, images: Iterable, preprocess: SingleImage, batch_size: int
+  loaded: Loaded,
+  images: Iterable,
+  preprocess: SingleImage,
+  batch_size: int,
+  divisor: int,
 ) -> Iterator[tuple[dict[str, np.ndarray], list[str | None]]]:
-  """Yields (features of `batch_size` images, why each image could not be read or None).
+  """Yields (features of a batch of images, why each image could not be read or None).
+
+  Batches have `batch_size` rows. If there are fewer images in all, the only batch has as many
+  rows as images, rounded up to a multiple of `divisor`.
 
   Rows of images that could not be read, and rows after the last image, are zeros. The list
   of reasons ends with the last image. For features see `SingleImage.features`. While a batch
@@ -157,17 +165,19 @@ def _batches(
     loaded.check_shape(features['image'].shape, preprocess.pp)
     return features, None
 
-  images = iter(images)
+  images, size = iter(images), 0
   with concurrent.futures.ThreadPoolExecutor(max(_READERS, cores())) as pool:
     parts = iter(lambda: [*itertools.islice(images, batch_size)], [])
     for part in _ahead([pool.submit(read, x) for x in part] for part in parts):
       rows, why = zip(*(future.result() for future in part), strict=True)
+      # The first batch is full unless it holds all images; later ones are padded to it.
+      size = size or -(-len(why) // divisor) * divisor
       batch = {
-        'image': np.zeros((batch_size, *shape), np.float32),
-        'size': np.zeros((batch_size, 2), np.int32),
+        'image': np.zeros((size, *shape), np.float32),
+        'size': np.zeros((size, 2), np.int32),
       }
       if preprocess.pads:
-        batch['image_mask'] = np.zeros((batch_size, *shape[:2]), np.uint8)
+        batch['image_mask'] = np.zeros((size, *shape[:2]), np.uint8)
       for i, features in enumerate(rows):
         for name, x in features.items():
           batch[name][i] = x

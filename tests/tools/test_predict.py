@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.support import GOLDEN, commands, image_folder, naming
-from vit_jax import cli, inference, weights
+from vit_jax import cli, inference, sharding, weights
+from vit_jax.data import single_image
 from vit_jax.errors import UserError
 from vit_jax.tools import predict
 
@@ -57,6 +58,25 @@ def test_features_by_name_in_one_compilation(folder):
   with pytest.raises(UserError, match=naming('blok01', 'block01')):
     inference.predict_images(loaded, paths, layers=['blok01'])
   assert inference.predict_images(loaded, []).logits.shape == (0, 10)
+
+
+def test_a_batch_has_no_more_rows_than_there_are_images(folder):
+  loaded = weights.load(SOURCE)
+  sizes = lambda variables, batch: {
+    'size': jax.numpy.full(len(batch['image']), len(batch['image']))
+  }
+  image = np.zeros((40, 50, 3), np.uint8)
+  for number, size in ((1, 1), (3, 3), (4, 4), (5, 4)):
+    preprocess = single_image.SingleImage(loaded.pp)
+    rows, _ = inference.run(loaded, [image] * number, preprocess, 4, sizes)
+    assert rows['size'].tolist() == [size] * number
+  mesh = sharding.make_mesh()
+  divisor = sharding.batch_divisor(mesh)
+  with jax.set_mesh(mesh):
+    ((rows, _),) = inference.stream(
+      loaded, [image], preprocess, 4 * divisor, sizes, mesh
+    )
+  assert rows['size'].tolist() == [divisor]
 
 
 def test_other_files_of_a_folder_are_counted(folder, capfd):

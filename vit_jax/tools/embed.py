@@ -162,7 +162,7 @@ def _parser() -> cli.Parser:
   dtype = "of the model; default: SOURCE's"
   add('--dtype', choices=('float32', 'bfloat16'), help=dtype)
   add('--pp', help='preprocessing in place of that of the weights')
-  batch = 'images per step; default: 256, on CPUs 32'
+  batch = 'images per step, at most; default: 256, on CPUs 32'
   add('--batch', type=cli.positive, help=batch)
   return parser
 

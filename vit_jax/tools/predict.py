@@ -134,7 +134,7 @@ def _parser() -> cli.Parser:
   add('--top', type=cli.positive, help=f'classes per image; default: {_TOP}')
   zero_shot.add_options(parser)
   add('--pp', help='preprocessing in place of that of the weights')
-  batch = f'images per step; default: {_BATCH}, for a detector 1'
+  batch = f'images per step, at most; default: {_BATCH}, for a detector 1'
   add('--batch', type=cli.positive, help=batch)
   for name in OPTIONS:
     OPTIONS[name](parser)
