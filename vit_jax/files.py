@@ -33,7 +33,7 @@ _REJECTED = re.compile('^Bad Request|^Bucket is requester pays')
 _OUTAGE = re.compile(
   'UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|Retry policy exhausted'
 )
-# A .npz file may decompress to this many bytes, however small it is.
+# A file may expand to this many bytes, however small it is.
 _SMALL = 256 << 20
 # Errors that libraries raise for damaged, malicious or encrypted files.
 DAMAGED = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, EOFError, OSError)
@@ -130,6 +130,12 @@ def reading(what, *errors: type[Exception]) -> Iterator[None]:
     raise UserError(f'{what} is truncated, damaged or not plain: {why}.') from None
 
 
+def check_expansion(path, total: int, times: int) -> None:
+  """Raises UserError if the arrays of a large file have over `times` its size in bytes."""
+  if total > max(_SMALL, times * os.path.getsize(path)):
+    raise UserError(f'{path} claims to decompress to {total:,} bytes.')
+
+
 def read_npz(path, times: int) -> tuple[dict[str, np.ndarray], bytes]:
   """Reads an .npz file without running code; returns its arrays and the zip's comment.
 
@@ -154,8 +160,7 @@ def read_npz(path, times: int) -> tuple[dict[str, np.ndarray], bytes]:
           f'{path} is not a valid .npz file: {odd[0]!r} is not an array, or occurs twice.'
         )
       total = sum(info.file_size for info in file.zip.infolist())
-      if total > max(_SMALL, times * os.path.getsize(path)):
-        raise UserError(f'{path} claims to decompress to {total:,} bytes.')
+      check_expansion(path, total, times)
       arrays = {}
       for name in file.files:
         with reading(f'{path}: array {name!r}'):

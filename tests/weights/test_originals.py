@@ -1,12 +1,12 @@
 """Files of the authors of ViTs; their outputs are in test_goldens.py."""
 
 import argparse
-import contextlib
+import collections
 import json
+import pickle
 import re
 import shutil
 import sys
-import types
 import zipfile
 
 import jax
@@ -228,32 +228,6 @@ def test_arrays_that_no_field_expresses_are_refused(make, words, tmp_path, monke
 # -- files of PyTorch -----------------------------------------------------------------
 
 
-class Tensor:
-  """The part of PyTorch's tensors that is read."""
-
-  def __init__(self, array):
-    self.array, self.dtype = array, array.dtype
-
-  def detach(self):
-    return self
-
-  contiguous = detach
-
-  def numpy(self):
-    return self.array
-
-
-@pytest.fixture
-def torch(monkeypatch):
-  """A module that loads the content that a test puts into `saved`, by file name."""
-  fake = types.ModuleType('torch')
-  fake.Tensor, fake.bfloat16, fake.saved = Tensor, object(), {}
-  fake.serialization = types.SimpleNamespace(safe_globals=contextlib.nullcontext)
-  fake.load = lambda path, **options: fake.saved[path.name]
-  monkeypatch.setitem(sys.modules, 'torch', fake)
-  return fake
-
-
 @pytest.mark.parametrize(
   'wrap',
   [
@@ -264,24 +238,23 @@ def torch(monkeypatch):
     lambda arrays: {re.sub('^blocks', 'blocks.0', n): x for n, x in arrays.items()},
   ],
 )
-def test_files_of_pytorch_are_unwrapped(wrap, tmp_path, torch):
-  tensors = {name: Tensor(x) for name, x in arrays_of('dinov2_original').items()}
-  torch.saved['teacher_checkpoint.pth'] = wrap(tensors)
+def test_files_of_pytorch_are_unwrapped(wrap, tmp_path):
   path = tmp_path / 'teacher_checkpoint.pth'
-  path.touch()
+  path.write_bytes(pickle.dumps(wrap(arrays_of('dinov2_original'))))
   source = weights.read(str(path), num_heads=2)
   expected = weights.read(path_of('dinov2_original'), num_heads=2)
   assert source.fields == expected.fields
   assert all(np.array_equal(x, expected.flat[n]) for n, x in source.flat.items())
 
 
-def test_a_folder_with_parts_by_pytorch(tmp_path, torch):
+def test_a_folder_with_parts_by_pytorch(tmp_path):
   shutil.copy(GOLDEN / 'vit_hf' / 'config.json', tmp_path)
-  where = {}
+  where, parts = {}, collections.defaultdict(dict)
   for k, (name, x) in enumerate(arrays_of('vit_hf').items()):
     where[name] = part = f'pytorch_model-{k % 2}.bin'
-    torch.saved.setdefault(part, {})[name] = Tensor(x)
-    (tmp_path / part).touch()
+    parts[part][name] = x
+  for part, arrays in parts.items():
+    (tmp_path / part).write_bytes(pickle.dumps(arrays))
   index = tmp_path / 'pytorch_model.bin.index.json'
   index.write_text(json.dumps({'weight_map': where}))
   source, expected = weights.read(str(tmp_path)), weights.read(path_of('vit_hf'))
@@ -289,15 +262,73 @@ def test_a_folder_with_parts_by_pytorch(tmp_path, torch):
   assert all(np.array_equal(x, expected.flat[n]) for n, x in source.flat.items())
 
 
-def test_files_of_pytorch_need_it(tmp_path, monkeypatch):
+# The arrays of golden/zipped.pth and golden/legacy.pth, which PyTorch 2.13 wrote.
+_GRID = np.arange(24, dtype=np.float32).reshape(4, 6)
+SAVED = {
+  'whole': _GRID,
+  'row': _GRID[2],  # These four share a storage.
+  'transposed': _GRID.T,
+  'strided': _GRID[1::2, ::3],
+  'parameter': _GRID[:2],
+  'half': _GRID.astype(np.float16),
+  'bfloat16': _GRID.T.astype(jnp.bfloat16),
+  'count': np.int64(7),
+  'mask': _GRID > 11,
+  'indices': np.arange(6)[None],
+  'expanded': np.ones((3, 2), np.float32),
+  'bytes': np.arange(5, dtype=np.uint8),
+}
+
+
+@pytest.mark.parametrize('name', ['zipped', 'legacy'])
+def test_files_of_pytorch_are_read_without_it(name, monkeypatch):
   monkeypatch.setitem(sys.modules, 'torch', None)
-  (tmp_path / 'pytorch_model.bin').touch()
-  with pytest.raises(UserError, match=naming('pip install torch', 'safetensors')):
-    weights.read(str(tmp_path))
+  arrays = readers.read(GOLDEN / f'{name}.pth').arrays
+  assert arrays.keys() == SAVED.keys()
+  for key, expected in SAVED.items():
+    array = np.asarray(arrays[key])
+    assert array.dtype == expected.dtype, key
+    np.testing.assert_array_equal(array, expected)
 
 
-def test_a_torchscript_archive_says_how_to_save_its_arrays(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'torch', types.ModuleType('torch'))
+@pytest.mark.parametrize(
+  ('old', 'new', 'why'),
+  [
+    # Shape and strides of 'whole'.
+    (b'K\x04K\x06\x86', b'K\x05K\x06\x86', 'exceeds'),
+    (b'K\x06K\x01\x86', b'K\x07K\x01\x86', 'exceeds'),
+    (b'K\x06K\x01\x86', b'J\xff\xff\xff\xffK\x01\x86', 'negative'),
+    (b'K\x03K\x02\x86', b'J\0\0\0\x7fJ\0\0\0\x7f\x86', 'bytes'),
+    (b'X\x05\0\0\0whole', b'r\xff\xff\xff\x0fX\x05\0\0\0whole', 'index'),
+    (b'FloatStorage', b'FloatStoragf', 'type'),
+    (b'little_endianq\x02\x88', b'little_endianq\x02\x89', 'endian'),
+  ],
+)
+def test_tensors_that_lie_are_refused(old, new, why, tmp_path):
+  data = (GOLDEN / 'legacy.pth').read_bytes()
+  assert old in data
+  path = tmp_path / 'a.pth'
+  path.write_bytes(data.replace(old, new, 1))
+  with pytest.raises(UserError, match=naming(str(path), why)):
+    readers.read(path)
+
+
+@pytest.mark.parametrize('name', ['zipped', 'legacy'])
+def test_a_damaged_file_of_pytorch_is_refused(name, tmp_path):
+  data = (GOLDEN / f'{name}.pth').read_bytes()
+  path = tmp_path / 'a.pth'
+  for end in range(0, len(data) - 1, 97):
+    path.write_bytes(data[:end])
+    with pytest.raises(UserError, match=naming(str(path))):
+      readers.read(path)
+  if name == 'zipped':
+    at = data.index(np.arange(24, dtype=np.float32).tobytes())
+    path.write_bytes(data[: at + 8] + b'\1' + data[at + 9 :])
+    with pytest.raises(UserError, match=naming(str(path), 'CRC-32')):
+      np.asarray(readers.read(path).arrays['whole'])
+
+
+def test_a_torchscript_archive_says_how_to_save_its_arrays(tmp_path):
   with zipfile.ZipFile(tmp_path / 'ViT-B-32.pt', 'w') as archive:
     archive.writestr('ViT-B-32/constants.pkl', b'')
   with pytest.raises(UserError, match=naming('torch.jit.load', 'state_dict')):
@@ -311,17 +342,22 @@ def test_pytorch_itself(zipped, tmp_path):
   torch = pytest.importorskip('torch', reason='torch is not installed')
   arrays = arrays_of('dinov2_original')
   tensors = {n: torch.from_numpy(x).to(torch.bfloat16) for n, x in arrays.items()}
+  tensors['view'] = torch.arange(60, dtype=torch.uint16).reshape(3, 4, 5)[::2, 1].T
+  tensors['parameter'] = torch.nn.Parameter(torch.arange(6.0).expand(2, 6))
+  arrays['view'] = tensors['view'].numpy()
+  arrays['parameter'] = tensors['parameter'].detach().numpy()
   saved = {'model': tensors, 'args': argparse.Namespace(lr=1e-3), 'epoch': 3}
   path = tmp_path / 'dinov2.pth'
   torch.save(saved, path, _use_new_zipfile_serialization=zipped)
   loaded = readers.read(path).arrays
   assert loaded.keys() == arrays.keys()
   for name, x in arrays.items():
-    assert loaded[name].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(loaded[name], x.astype(jnp.bfloat16))
+    x = x if name in ('view', 'parameter') else x.astype(jnp.bfloat16)
+    assert loaded[name].dtype == x.dtype
+    np.testing.assert_array_equal(loaded[name], x)
   torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / 'ViT-B-32.pt')
   with pytest.raises(UserError, match=naming('torch.jit.load', 'state_dict')):
     readers.read(tmp_path / 'ViT-B-32.pt')
   torch.save({'model': pytest.approx(3)}, path)
-  with pytest.raises(UserError, match=naming('dinov2.pth', 'safetensors')):
+  with pytest.raises(UserError, match=naming('dinov2.pth', 'state_dict')):
     readers.read(path)

@@ -1,16 +1,12 @@
 """Reads the arrays and the config of a file of weights: .npz, safetensors or a pickle.
 
-PyTorch's files are pickles. `torch.load(weights_only=True)` reads them without running their
-code, so torch must be installed. detectron2's .pkl files are pickles of NumPy arrays. An
-unpickler that can make nothing else reads them.
+PyTorch's files are pickles, and so are detectron2's, of NumPy arrays: see `pickles`.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
 import math
-import pickle
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from vit_jax import files
 from vit_jax.errors import UserError, one_line
+from vit_jax.weights import pickles
 
 # Suffixes of files of weights; a file with another suffix is recognised by its content.
 PICKLES = ('.bin', '.pt', '.pth', '.pyth', '.pkl', '.pickle', '.ckpt', '.tar')
@@ -31,6 +28,8 @@ SUFFIXES = ('.npz', '.safetensors', *PICKLES)
 # with a student, or an encoder with a predictor, the published model is the teacher or the
 # encoder.
 _WRAPPERS = ('state_dict', 'model', 'model_state', 'teacher', 'module', 'encoder')
+# Wrappers inside wrappers, at most.
+_DEPTH = 8
 # A file may decompress to at most this many times its size, because weights compress little.
 _TIMES = 20
 
@@ -114,7 +113,7 @@ def _read_file(path: Path) -> Raw:
   if not path.is_file():
     raise UserError(f'No such file or folder of weights: {path}.')
   if path.suffix in PICKLES:
-    return Raw(_read_torch(path), _read_config(path.parent))
+    return Raw(_read_pickle(path), _read_config(path.parent))
   with _explain_damage(path), path.open('rb') as file:
     magic = file.read(8)
   if magic.startswith(b'PK\x03\x04'):
@@ -203,92 +202,59 @@ def _load_tensor(path: Path, file, name: str) -> np.ndarray:
     return file.get_tensor(name)
 
 
-class _OfNumPy(pickle.Unpickler):
-  """An unpickler that makes arrays, numbers, texts and containers, and calls nothing else."""
+def _read_pickle(path: Path) -> dict[str, np.ndarray | _Stored]:
+  """Returns the model's arrays in a pickle, without the optimizer's state and the like."""
+  with _explain_damage(path), path.open('rb'):
+    if zipfile.is_zipfile(path):
+      _check_archive(path)
+  with files.reading(path, Exception):  # A damaged pickle may raise any error.
+    saved = _unwrap(pickles.read(path))
+  arrays = {}
+  if isinstance(saved, Mapping):
+    arrays = {str(k): x for k, x in saved.items() if isinstance(x, pickles.Array)}
+  if not arrays:
+    raise UserError(
+      f'{path} holds an object of type {type(saved).__name__}, expected arrays by name: '
+      'save `model.state_dict()`.'
+    )
+  # A tensor may repeat a few numbers of the file.
+  total = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays.values())
+  files.check_expansion(path, total, _TIMES)
+  cut = len('module.') * all(name.startswith('module.') for name in arrays)
+  return {name[cut:]: _store(path, x) for name, x in arrays.items()}
 
-  def find_class(self, module, name):
-    # numpy.core is the name before NumPy 2.
-    module = module.replace('numpy.core', 'numpy._core')
-    if (module, name) in {
-      ('numpy', 'ndarray'),
-      ('numpy', 'dtype'),
-      ('numpy._core.multiarray', '_reconstruct'),
-      ('numpy._core.multiarray', 'scalar'),
-      ('_codecs', 'encode'),  # makes bytes in pickles of Python 2
-    }:
-      return super().find_class(module, name)
-    raise pickle.UnpicklingError(f'{module}.{name} is not part of NumPy')
+
+def _store(path: Path, x: pickles.Array) -> np.ndarray | _Stored:
+  stored = _Stored(x.shape, x.dtype, functools.partial(_load_array, path, x))
+  return stored if x.dtype in _FLOATS.values() else np.asarray(stored)
 
 
-def _read_pickle(path: Path) -> dict[str, np.ndarray] | None:
-  """Returns {name: array} from a pickle of NumPy arrays; None for any other pickle."""
-  try:
-    with path.open('rb') as file:
-      saved = _OfNumPy(file, encoding='latin1').load()
-  except OSError as error:
-    raise UserError(f'{path}: {error.strerror}.') from None
-  except Exception:  # A damaged file may raise any error. torch.load reports it.
-    return None
-  saved = _unwrap(saved)
-  if not isinstance(saved, Mapping):
-    return None
-  arrays = {str(k): x for k, x in saved.items() if isinstance(x, np.ndarray)}
-  return arrays or None
+def _load_array(path: Path, x: pickles.Array) -> np.ndarray:
+  with _explain_damage(path):
+    return x.load()
+
+
+def _check_archive(path: Path) -> None:
+  """Raises UserError for a zip file that is no checkpoint of PyTorch."""
+  with zipfile.ZipFile(path) as archive:
+    members = archive.infolist()
+  files.check_expansion(path, sum(x.file_size for x in members), _TIMES)
+  if any(x.filename.endswith('/constants.pkl') for x in members):
+    raise UserError(
+      f'{path} is a TorchScript archive, which is a program. Save its arrays under the '
+      f"same name in another folder: torch.save(torch.jit.load({path.name!r}, 'cpu')."
+      f"state_dict(), 'FOLDER/{path.name}')."
+    )
 
 
 def _unwrap(saved):
   """Finds the mapping of names to arrays in an object that training code saved."""
   inside = lambda x: (x[k] for k in _WRAPPERS if isinstance(x.get(k), Mapping))
-  while isinstance(saved, Mapping) and (inner := next(inside(saved), None)) is not None:
-    saved = inner
+  # An object may hold itself.
+  for _ in range(_DEPTH):
+    if isinstance(saved, Mapping):
+      saved = next(inside(saved), saved)
   return saved
-
-
-def _read_torch(path: Path) -> dict[str, np.ndarray]:
-  """Returns the model's arrays in a pickle, without the optimizer's state and the like."""
-  zipped = zipfile.is_zipfile(path)
-  if not zipped and (arrays := _read_pickle(path)) is not None:
-    return arrays
-  try:
-    import torch
-  except ImportError:
-    raise UserError(
-      f'{path} is a pickle, which only PyTorch reads safely: pip install torch, or use '
-      'safetensors.'
-    ) from None
-  if zipped:
-    with _explain_damage(path), zipfile.ZipFile(path) as archive:
-      names = archive.namelist()
-    if any(name.endswith('/constants.pkl') for name in names):
-      raise UserError(
-        f'{path} is a TorchScript archive, which is a program. Save its arrays under the '
-        f"same name in another folder: torch.save(torch.jit.load({path.name!r}, 'cpu')."
-        f"state_dict(), 'FOLDER/{path.name}')."
-      )
-  try:
-    # Allow Namespace, because training code stores its options as one.
-    with torch.serialization.safe_globals([argparse.Namespace]):
-      saved = torch.load(path, map_location='cpu', weights_only=True, mmap=zipped)
-  except Exception as error:  # A pickle may raise any error.
-    why = one_line(str(error).partition('\n')[0])
-    raise UserError(
-      f'{path}: torch.load refuses this pickle ({why}): use safetensors.'
-    ) from None
-  saved = _unwrap(saved)
-  if not isinstance(saved, Mapping):
-    raise UserError(
-      f'{path} holds an object of type {type(saved).__name__}, expected arrays by name.'
-    )
-  tensors = {str(k): x for k, x in saved.items() if isinstance(x, torch.Tensor)}
-  cut = len('module.') * all(name.startswith('module.') for name in tensors)
-  return {name[cut:]: _convert_tensor(x, torch) for name, x in tensors.items()}
-
-
-def _convert_tensor(x, torch) -> np.ndarray:
-  x = x.detach().contiguous()
-  if x.dtype == torch.bfloat16:
-    return x.view(torch.int16).numpy().view(jnp.bfloat16)
-  return x.numpy()
 
 
 # JSON files beside the arrays -> the keys of the config that get their content.
