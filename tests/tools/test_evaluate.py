@@ -9,6 +9,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from sklearn import metrics
 
 from tests.support import GOLDEN, image_folder, naming, stand_in
 from vit_jax import cli, inference, models, terminal, weights
@@ -65,6 +66,17 @@ def test_counts_and_tables(data, tmp_path, capfd, monkeypatch):
     classes = list(csv.DictReader(file))
   assert [int(row['examples']) for row in classes] == counts.sum(1).tolist()
   assert [int(row['right']) for row in classes] == counts.diagonal().tolist()
+  # A class that is never predicted has no precision.
+  scores = metrics.precision_recall_fscore_support(
+    true, predicted, labels=range(10), zero_division=np.nan
+  )
+  for name, expected_scores in zip(('precision', 'recall', 'f1'), scores, strict=False):
+    ours = [float(row[name] or 'nan') for row in classes]
+    np.testing.assert_allclose(ours, expected_scores, atol=1e-6)
+  balanced = metrics.balanced_accuracy_score(true, predicted)
+  assert record['balanced_accuracy'] == pytest.approx(balanced)
+  macro = metrics.f1_score(true, predicted, average='macro', zero_division=0)
+  assert record['macro_f1'] == pytest.approx(macro)
   assert json.loads((out / 'summary.json').read_text()) == record
   stored = predictions.read(out)['val']
   again = np.zeros((10, 10), int)

@@ -1,5 +1,6 @@
 """Prediction: names, probabilities, features, and images that cannot be read."""
 
+import csv
 import json
 import re
 import shutil
@@ -106,6 +107,25 @@ def test_table_and_json(folder, capsys):
   text = capsys.readouterr().out
   assert 'not read: not an image' in text
   assert f'{100 * top[0]["probability"]:5.1f} %  {top[0]["name"]}' in text
+
+
+def test_threshold_and_csv(folder, tmp_path, capsys):
+  table = tmp_path / 'new' / 'table.csv'
+  assert run(SOURCE, folder, '--json') == 0
+  images = json.loads(capsys.readouterr().out)['images']
+  best = {i['path']: i['top'][0]['probability'] for i in images if 'top' in i}
+  sure, *unsure = sorted(best, key=lambda path: -best[path])
+  least = (best[sure] + best[unsure[0]]) / 2
+  assert run(SOURCE, folder, '--threshold', least, '--csv', table) == 0
+  text = capsys.readouterr().out
+  assert text.count('none of these') == len(unsure) == 3
+  with table.open() as file:
+    rows = {row['image']: row for row in csv.DictReader(file)}
+  assert rows.keys() == {image['path'] for image in images}
+  assert rows[sure]['rank'] == '1'
+  assert float(rows[sure]['probability']) == pytest.approx(best[sure], abs=1e-6)
+  assert [rows[path]['name'] for path in unsure] == ['none of these'] * 3
+  assert rows[str(folder / 'bad.png')]['name'].startswith('not read: ')
 
 
 def test_a_single_image_is_refused(folder):

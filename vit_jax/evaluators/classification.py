@@ -9,9 +9,12 @@ import numpy as np
 from vit_jax import losses
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
-from vit_jax.evaluators import class_match, predictions
+from vit_jax.evaluators import class_match, class_scores, predictions
 from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.labels import LabelSets
+
+# Number of classes of the largest confusion matrix.
+MOST_CLASSES = 5_000
 
 
 class Classification(OneSplit):
@@ -25,6 +28,8 @@ class Classification(OneSplit):
     match: the `class_match.Match` of the data and the model; None: classes are compared by
       number.
     note: a sentence on the match for the user, or ''.
+    columns: the number of classes that may be predicted.
+    has_confusion: whether a run counts the confusion.
     confusion: int64 [true class, predicted class] of the last run, or None.
     predictions: the rows of the last run, see the module `predictions`.
   """
@@ -33,6 +38,8 @@ class Classification(OneSplit):
   METRICS: ClassVar = {
     'top1': Metric(percent=True, larger_is_better=True, of_images=True),
     'top5': Metric(percent=True, larger_is_better=True, of_images=True),
+    'balanced_accuracy': Metric(percent=True, larger_is_better=True),
+    'macro_f1': Metric(percent=True, larger_is_better=True),
     'loss': Metric(larger_is_better=False),
     'examples': Metric(),
     'bad_images': Metric(),
@@ -62,8 +69,9 @@ class Classification(OneSplit):
         of ImageNet.
       class_map, among: how to match the classes of the data with the model's, and which
         classes may be predicted, see `class_match.match`.
-      confusion: whether to fill the confusion matrix `self.confusion` [K, K], which needs one
-        label per image.
+      confusion: whether to count true by predicted classes in `self.confusion` [K, K], if
+        the data has one label per image. The numbers then include `balanced_accuracy`, the
+        mean recall of the classes, and `macro_f1`, their mean F1.
     """
     if model is not None:
       # Used for a source that does not know its number of classes.
@@ -88,9 +96,12 @@ class Classification(OneSplit):
         f'{among=} with {labels=} needs class_map, which says how classes are matched.'
       )
     columns = model.number if model else self.batches.num_classes
-    columns = len(self.match.columns) if self.match else columns
+    self.columns = columns = len(self.match.columns) if self.match else columns
     self.loss, self.loss_fn = loss, losses.build(loss, columns)
-    self._counts_confusion = confusion
+    # The largest matrix is of 200 MB.
+    self.has_confusion = (
+      confusion and columns <= MOST_CLASSES and self._one_label(labels)
+    )
     self.confusion: np.ndarray | None = None
     self.predictions: dict | None = None
     self._label_sets = None
@@ -115,14 +126,25 @@ class Classification(OneSplit):
       for name, value in sums.items():
         value = float(value) if value.ndim == 0 else value.astype(np.int64)
         totals[name] = totals.get(name, 0) + value
-    self.confusion = totals.pop('confusion', None)
+    self.confusion = matrix = totals.pop('confusion', None)
     examples, read = totals.pop('examples', 0), totals.pop('read', 0)
     bad = totals.pop('bad_logits', 0)
     means = {name: total / examples for name, total in totals.items() if examples}
     metrics = self.add_counts(means, examples, read)
     metrics |= {'bad_logits': bad} if bad else {}
+    if matrix is not None and matrix.any():
+      metrics |= class_scores.means(self.score_classes())
     self.predictions = rows.result()
     return metrics
+
+  def score_classes(self) -> dict[str, np.ndarray]:
+    """Returns the scores of each class by the confusion of the last run."""
+    matrix = self.confusion
+    return class_scores.class_scores(matrix.diagonal(), matrix.sum(1), matrix.sum(0))
+
+  def _one_label(self, labels: str | None) -> bool:
+    several = self.match is not None and self.match.right.sum(1).max() > 1
+    return not (labels or several or self.batches.spec['label'].ndim == 2)
 
   def _replace_labels(self, batches: Iterator[dict]) -> Iterator[dict]:
     """Yields the batches, with labels from the file if there is one."""
@@ -162,7 +184,7 @@ class Classification(OneSplit):
       'bad_logits': total(~finite),
       'read': (batch['mask'] > 0).sum(dtype=jnp.float32),
     }
-    if self._counts_confusion:
+    if self.has_confusion:
       K = logits.shape[-1]
       # K is out of bounds, so that `mode='drop'` leaves these examples out.
       true = jnp.where(counted & finite, targets.argmax(-1), K)

@@ -29,8 +29,8 @@ _BATCH = 64
 PARTS = Registry('part of evaluate', {})
 # Types of a run's evaluations that can be repeated.
 TYPES = ('classification', 'coco')
-# Maximum number of classes in a confusion matrix, which then takes 200 MB.
-_MOST_CLASSES = 5_000
+# Number of classes up to which the confusion is counted without --out.
+_COUNTED = 1_000
 _SEVERAL = '--out: {} has several labels per image, but a confusion matrix needs one.'
 _TRAIN_ONE = 'vit_jax train --config=finetune:weights={} trains one.'
 
@@ -78,11 +78,12 @@ def _evaluate(argv: list[str]) -> int:
     data['bad_log'] = out / 'bad_images.jsonl'
   with jax.set_mesh(mesh):
     classes = class_match.Classes(loaded.class_names or names_of_run(args.source), K)
-    options |= dict(data=data, loss=loss, confusion=out is not None)
+    confusion = out is not None or K <= _COUNTED
+    options |= dict(data=data, loss=loss, confusion=confusion)
     evaluator = classification.Classification(mesh, lambda: None, classes, **options)
     loaded.check_shape(evaluator.batches.spec['image'].shape[1:], data['pp'])
     if out:
-      _check_tables(evaluator, K, data['source'])
+      _check_tables(evaluator, data['source'])
       out_folder.make(out)
     values = evaluator.run(*source.predictor(loaded, mesh))
   counts = ('examples', 'bad_images', 'bad_logits')
@@ -139,14 +140,14 @@ def names_of_run(source: str) -> list[str] | None:
   return evaluations.class_names(config_lib.read(run[0])) if run else None
 
 
-def _check_tables(evaluator, num_classes: int, data: str) -> None:
+def _check_tables(evaluator, data: str) -> None:
   """Raises UserError for too many classes, or several labels, for a confusion matrix."""
-  match = evaluator.match
-  size = len(match.columns) if match else num_classes
-  if size > _MOST_CLASSES:
+  from vit_jax.evaluators import classification
+
+  if evaluator.columns > classification.MOST_CLASSES:
+    size = evaluator.columns
     raise UserError(f'--out: a confusion matrix of {size} classes is too large.')
-  several = match is not None and match.right.sum(1).max() > 1
-  if several or evaluator.batches.spec['label'].ndim == 2:
+  if not evaluator.has_confusion:
     raise UserError(_SEVERAL.format(data))
 
 
@@ -162,15 +163,19 @@ def _names(evaluator, ours: list[str] | None) -> list[str] | None:
 
 
 def _write(out: Path, record: dict, evaluator, names) -> None:
+  import numpy as np
+
   from vit_jax.train import metrics
 
   matrix = evaluator.confusion
   names = names or [str(i) for i in range(len(matrix))]
-  counts, right = matrix.sum(1), matrix.diagonal()
-  rows = [('class', 'name', 'examples', 'right', 'accuracy')]
-  for i, name in enumerate(names):
-    share = f'{right[i] / counts[i]:.6f}' if counts[i] else ''
-    rows.append((i, name, counts[i], right[i], share))
+  scores = evaluator.score_classes()
+  rows = [('class', 'name', 'examples', 'predicted', 'right', *scores)]
+  counts = zip(matrix.sum(1), matrix.sum(0), matrix.diagonal(), strict=True)
+  for i, (name, count) in enumerate(zip(names, counts, strict=True)):
+    shares = [x[i] for x in scores.values()]
+    cells = ['' if np.isnan(x) else f'{x:.6f}' for x in shares]
+    rows.append((i, name, *count, *cells))
   out_folder.write_csv(out / 'per_class.csv', rows)
   table = [('true \\ predicted', *names)]
   table += [(name, *row) for name, row in zip(names, matrix, strict=True)]

@@ -1,6 +1,6 @@
 """Classifies images or their pixels, or finds objects in them.
 
-  vit_jax predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--json]
+  vit_jax predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--threshold 0.5] [--csv FILE] [--json]
   vit_jax predict CLIP IMAGE_OR_FOLDER... --labels 'a cat,a dog'
   vit_jax predict DETECTOR IMAGE_OR_FOLDER... [--threshold 0.7] [--draw DIR] [--json]
   vit_jax predict SEGMENTER IMAGE_OR_FOLDER... [--draw DIR] [--json]
@@ -9,20 +9,24 @@ SOURCE is any source that `vit_jax.load` takes; images are preprocessed as its w
 A detector gives boxes with a class and a score, in pixels of the image in the file, and
 maybe masks; `--draw` writes images with them. A segmenter gives the share of pixels of each
 class; `--draw` writes masks. CLIP and SigLIP compare images with the texts of `--labels`.
+A classifier knows only its own classes, and one of them is always the most probable. With
+`--threshold` an image in which none is probable has none of them.
 TensorFlow is not needed. For features see `vit_jax embed`.
 """
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from vit_jax import cli, imagenet, terminal
+from vit_jax import cli, files, imagenet, terminal
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError, printable
 from vit_jax.registry import Registry
-from vit_jax.tools import source, zero_shot
+from vit_jax.tools import out_folder, source, zero_shot
 
 _TOP, _BATCH = 5, 32
+_NONE = 'none of these'
 # Kind of a model's outputs, other than classes -> function(args, loaded, paths).
 PARTS = Registry('part of predict', {})
 # Name -> function(parser) that adds the options of these parts.
@@ -33,14 +37,15 @@ def main(argv: list[str]) -> int:
   """Prints the most probable classes of every image, or its boxes or segments."""
   args = _parser().parse_args(argv)
   paths = find_images(args.images)
+  table = args.csv and _check_csv(args.csv)
   from vit_jax import inference
 
   loaded = zero_shot.classifier(args, source.load(args))
   if (outputs := loaded.model.family.outputs) in PARTS:
     return PARTS[outputs](args, loaded, paths)
   loaded.model.check_outputs('classes', args.source)
-  why = f'is for detectors, --draw also for segmenters; {args.source} gives classes'
-  cli.refuse(args, ('threshold', 'draw'), why)
+  why = f'is for detectors and segmenters; {args.source} gives classes'
+  cli.refuse(args, ['draw'], why)
   if loaded.model.num_classes is None:
     raise UserError(
       f'{args.source} has no head, so no classes: vit_jax embed writes features, and '
@@ -50,8 +55,12 @@ def main(argv: list[str]) -> int:
   predicted = inference.predict_images(
     loaded, shown, batch_size=args.batch or _BATCH, pp=args.pp
   )
-  images = list(_top(paths, predicted, loaded.class_names, args.top or _TOP))
-  return finish(args, loaded, images, _lines)
+  least = args.threshold or 0.0
+  images = list(_top(paths, predicted, loaded.class_names, args.top or _TOP, least))
+  if args.csv:
+    out_folder.write_csv(table, _cells(images))
+  more = {} if args.threshold is None else {'threshold': least}
+  return finish(args, loaded, images, _lines, **more)
 
 
 def finish(args, loaded, images: list[dict], lines, note: str = '', **more) -> int:
@@ -101,15 +110,23 @@ def find_images(images: list[str]) -> list[str]:
   return paths
 
 
-def _top(paths, predicted, names, number):
+def _check_csv(name: str) -> Path:
+  path = files.local_path(name, '--csv')
+  if path.suffix != '.csv' or path.is_dir():
+    raise UserError(f'--csv {name}: expected FILE.csv.')
+  out_folder.make(out_folder.check_folder(str(path.parent), '--csv'), '--csv')
+  return path
+
+
+def _top(paths, predicted, names, number, least):
   import numpy as np
 
   shifted = np.exp(predicted.logits - predicted.logits.max(-1, keepdims=True))
   probabilities = shifted / shifted.sum(-1, keepdims=True)
   for path, error, row in zip(paths, predicted.errors, probabilities, strict=True):
     order = np.argsort(-row, kind='stable')[:number]
-    top = {'top': [_class(k, names, float(row[k])) for k in order]}
-    yield {'path': path, **({'error': error} if error else top)}
+    top = [_class(k, names, float(row[k])) for k in order if row[k] >= least]
+    yield {'path': path, **({'error': error} if error else {'top': top})}
 
 
 def _class(k: int, names: list[str] | None, probability: float) -> dict:
@@ -123,7 +140,18 @@ def _class(k: int, names: list[str] | None, probability: float) -> dict:
 def _lines(image: dict) -> list[str]:
   name = lambda t: ' '.join(filter(None, [t['name'], t.get('description')]))
   rows = [f'{100 * t["probability"]:5.1f} %  {name(t)}' for t in image['top']]
-  return [image['path'], *rows]
+  return [image['path'], *(rows or [_NONE])]
+
+
+def _cells(images: list[dict]) -> Iterator[tuple]:
+  """Yields the rows of --csv: one for each image and class."""
+  yield ('image', 'rank', 'class', 'name', 'probability')
+  for image in images:
+    for rank, x in enumerate(image.get('top', ()), 1):
+      yield image['path'], rank, x['class'], x['name'], f'{x["probability"]:.6f}'
+    if not image.get('top'):
+      why = f'not read: {image["error"]}' if 'error' in image else _NONE
+      yield image['path'], '', '', why, ''
 
 
 def _parser() -> cli.Parser:
@@ -132,6 +160,9 @@ def _parser() -> cli.Parser:
   add = parser.add_argument
   add('images', metavar='IMAGE_OR_FOLDER', nargs='+')
   add('--top', type=cli.positive, help=f'classes per image; default: {_TOP}')
+  threshold = 'leave out classes that are less probable, or boxes that score less'
+  add('--threshold', type=float, metavar='SHARE', help=threshold)
+  add('--csv', metavar='FILE.csv', help='write the classes of all images there, too')
   zero_shot.add_options(parser)
   add('--pp', help='preprocessing in place of that of the weights')
   batch = f'images per step, at most; default: {_BATCH}, for a detector 1'

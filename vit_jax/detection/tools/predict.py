@@ -12,16 +12,13 @@ from vit_jax import cli, terminal
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder, predict
 
-# The demos of facebookresearch/detr and detectron2 have these thresholds.
+# Thresholds of boxes, as in the demos of facebookresearch/detr and detectron2.
 THRESHOLDS = {'boxes': 0.7, 'regions': 0.5}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
   """Adds the options of detectors and segmenters."""
   add = parser.add_argument
-  threshold = 'for detectors: keep boxes with a higher score; default: {boxes}, or '
-  threshold += '{regions} for two-stage detectors'
-  add('--threshold', type=float, help=threshold.format(**THRESHOLDS))
   draw = 'write there, as PNG: the images with their objects; of a segmenter, masks'
   add('--draw', metavar='DIR', help=draw)
 
@@ -39,7 +36,7 @@ def objects(args, loaded, paths: list[str]) -> int:
   from vit_jax.detection import inference
 
   why = f'is for classes; {args.source} is a detector: --threshold chooses its boxes'
-  cli.refuse(args, ['top'], why)
+  cli.refuse(args, ['top', 'csv'], why)
   out = _check_draw_folder(args, paths)
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
   options = dict(batch_size=args.batch or 1, pp=args.pp)
@@ -130,7 +127,7 @@ def pixels(args, loaded, paths: list[str]) -> int:
   from vit_jax.detection import drawing
 
   why = f'has no use: {args.source} gives a class for every pixel'
-  cli.refuse(args, ('top', 'threshold', 'labels'), why)
+  cli.refuse(args, ('top', 'threshold', 'labels', 'csv'), why)
   K, names = loaded.model.num_classes, loaded.class_names
   if K is None or K > 256:
     raise UserError(
