@@ -86,7 +86,14 @@ def test_a_page_has_everything_and_asks_for_nothing(folder, capsys):
   words = ' '.join(document.text)
   best = stored['right'][:, 0].mean()
   facts = f'{best:.2%}', 'wall time', 'best step', 'hours of cpu', 'MiB', '95% interval'
-  for word in ('Calibration', 'jaxlib', 'Run it again', f'{EVIL}.jpg', *facts):
+  for word in (
+    'Calibration',
+    'precision',
+    'jaxlib',
+    'Run it again',
+    f'{EVIL}.jpg',
+    *facts,
+  ):
     assert word in words, word
 
 
@@ -349,6 +356,20 @@ def test_downsampling_keeps_extremes_ends_and_gaps():
   assert any(math.isnan(value) for value in values)
   assert all(points[i] == y[i - 1] for i in x if not math.isnan(points[i]))
   assert numbers.downsample([1, 2], [3, 4]) == ([1, 2], [3, 4])
+
+
+def test_precision_and_recall_of_planted_answers():
+  label, predicted = [0, 0, 0, 1, 1, 2, -1], [0, 0, 1, 1, 0, 1, 2]
+  assert numbers.class_rows(label, predicted, 'abcd'.__getitem__) == [
+    ('a', '3', '66.7%', '66.7%', '66.7%'),
+    ('b', '2', '33.3%', '50.0%', '40.0%'),
+    ('c', '1', '–', '0.0%', '0.0%'),
+  ]
+  # Of many classes, those with the lowest F1.
+  label = list(range(60))
+  rows = numbers.class_rows(label, [*range(59), 0], str)
+  assert len(rows) == 50
+  assert [row[0] for row in rows if row[-1] != '100.0%'] == ['0', '59']
 
 
 def test_ece_of_a_planted_case():

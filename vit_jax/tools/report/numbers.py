@@ -2,17 +2,21 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax import evaluators, optim
 from vit_jax.evaluators.base import interval
+from vit_jax.evaluators.class_scores import class_scores
 from vit_jax.tools.report.folder import Run
 from vit_jax.train.metrics import TIME, last_values
 
 # Maximum number of points in a curve: two for each pixel of its width.
 POINTS = 1200
+# The most rows of the table of classes.
+_CLASSES = 50
 # (title, regex of names) of the charts on the page of one run. All numbers whose names match
 # are curves of that chart.
 _CHARTS = (
@@ -110,6 +114,33 @@ def results(run: Run) -> dict[str, str]:
   if 'train/loss' in values:
     texts['train/loss'] = f'{values["train/loss"]:.4g}'
   return texts
+
+
+def class_rows(label: Sequence, predicted: Sequence, name_of) -> list[tuple]:
+  """Returns the rows (class, examples, precision, recall, F1) of the page, as text.
+
+  Examples without one label (-1) are left out. Of many classes the page has those with the
+  lowest F1.
+  """
+  pairs = [pair for pair in zip(label, predicted, strict=True) if pair[0] >= 0]
+  examples, answers = Counter(k for k, _ in pairs), Counter(k for _, k in pairs)
+  right = Counter(k for k, answer in pairs if k == answer)
+  classes = sorted(examples | answers)
+  counts = ([count[k] for k in classes] for count in (right, examples, answers))
+  scores = class_scores(*counts)
+  if len(classes) > _CLASSES:
+    rows = sorted(np.argsort(scores['f1'], kind='stable')[:_CLASSES])
+  else:
+    rows = range(len(classes))
+  text = lambda x: '–' if np.isnan(x) else f'{x:.1%}'
+  return [
+    (
+      name_of(classes[i]),
+      f'{examples[classes[i]]:,}',
+      *(text(x[i]) for x in scores.values()),
+    )
+    for i in rows
+  ]
 
 
 def calibrate(confidence, right, bins: int = 15) -> dict | None:

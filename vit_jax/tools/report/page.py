@@ -156,4 +156,5 @@ def _evaluation(run: Run, name: str, most: int, look: bool) -> dict:
     ],
     'softened': head.describe_softening(run),
     'charts': [numbers.reliability(calibration['rows'])] if calibration else [],
+    'classes': numbers.class_rows(label, predicted, run.class_of),
   }
