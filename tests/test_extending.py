@@ -11,7 +11,7 @@ from vit_jax.data import sources
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.tools import evaluate
-from vit_jax.train import run, schema
+from vit_jax.train import program, run, schema
 
 PAGE = runs.ROOT / 'docs' / 'guides' / 'extending.md'
 
@@ -37,6 +37,7 @@ def test_a_config_file_registers_its_parts(mine, tmp_path, monkeypatch, capsys):
   row = {k: v for row in rows for k, v in row.items()}
   assert 0.5 <= row['sure/confidence'] <= 1
   assert row['sure/examples'] == 64
+  assert program.import_option(f'{mine}:steps=2') == f' --import {mine}'
   assert row['test/loss'] < 0.69  # the task's, focal: below the entropy of two classes
   # To another process its names are unknown, unless a tool is given the file.
   for table, ours in before:

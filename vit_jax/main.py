@@ -40,7 +40,8 @@ def main(argv: list[str]) -> int:
       address = page.write(workdir)
     seconds = time.perf_counter() - start
     folder = files.path(workdir)
-    text = progress.summary(rows, status, config, folder, seconds, address)
+    imports = program.import_option(args.config)
+    text = progress.summary(rows, status, config, folder, seconds, address, imports)
     print(text, flush=True)
   return 0
 

@@ -89,6 +89,9 @@ class Registry(UserDict):
     rings_first: whether the entries of the rings come first, if the order matters.
   """
 
+  # Whether an entry has been registered, for any table.
+  extended = False
+
   def __init__(self, noun: str, entries: dict[Any, Any], rings_first: bool = False):
     self.noun = noun
     self._core = entries
@@ -122,6 +125,7 @@ class Registry(UserDict):
     if name in self._initial:
       raise ValueError(f'{self.noun} {name!r} already exists in vit_jax')
     self.data[name] = entry
+    Registry.extended = True
 
   def signature(self, name: str) -> inspect.Signature:
     """Returns the keyword-only parameters of an entry, which a config may set.

@@ -237,10 +237,13 @@ def test_rows_have_columns_and_the_best_is_bold(tmp_path, monkeypatch):
   ]
 
 
-def test_a_detector_has_its_own_next_steps(tmp_path):
-  config = {'task': {'name': 'detect'}, 'log': {'tensorboard': False}}
-  text = progress.summary([], {'step': 9}, config, tmp_path, 1.0).partition('Next:')[2]
-  assert re.search(r'predict .* --draw', text)
+@pytest.mark.parametrize('task', ['detect', 'segment', 'classify'])
+def test_the_next_steps_are_those_of_the_task(task, tmp_path):
+  config = {'task': {'name': task}, 'log': {'tensorboard': False}}
+  options = [], {'step': 9}, config, tmp_path, 1.0
+  text = progress.summary(*options, imports=' --import a.py').partition('Next:')[2]
+  assert re.search(r'predict .* --import a.py', text)
+  assert ('--draw' in text) == (task != 'classify')
   assert 'tensorboard' not in text
 
 

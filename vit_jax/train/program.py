@@ -25,6 +25,7 @@ from vit_jax.errors import (
   UserError,
   nearest,
 )
+from vit_jax.registry import Registry
 
 _EPILOG = """\
 NAME is one of
@@ -112,6 +113,12 @@ def folder_name(words: Iterable[str]) -> str:
     digest = hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]
     name = f'{name[: _LONGEST - 9]}-{digest}'
   return re.sub(r'[^A-Za-z0-9._=+-]+', '_', name)
+
+
+def import_option(spec: str) -> str:
+  """Returns ' --import FILE.py' if the config's file has registered an entry, or ''."""
+  file = spec.partition(':')[0]
+  return f' --import {file}' if Registry.extended and file.endswith('.py') else ''
 
 
 def train(

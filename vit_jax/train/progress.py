@@ -173,11 +173,13 @@ def summary(
   workdir: Path,
   seconds: float,
   page: str | None = None,
+  imports: str = '',
 ) -> str:
   """Returns the text at the end of a run: results, where they are, and next commands.
 
   Args:
     page: the address of the run's report, if one was written.
+    imports: the option of commands that read the run, ' --import FILE.py', or ''.
   """
   values, evals = last_values(rows), config.get('evals', {})
   measured = [k for k in values if not k.startswith((TIME, 'train/'))]
@@ -201,15 +203,21 @@ def summary(
   weights = f'{workdir}@best' if best not in (None, newest) else f'{workdir}'
   ours = _program('vit_jax')
   lines.append('Next:')
-  if not tasks.class_of(config).CLASSES:
+  task = tasks.class_of(config)
+  predict = f'  {ours} predict {weights} IMAGE_OR_FOLDER{imports}'
+  if not task.CLASSES:
     lines.append(
       f'  {ours} train --config=finetune:weights={weights},data=FOLDER   # a head'
     )
-  elif tasks.class_of(config).OUTPUTS == 'classes':
-    lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER   # names')
-  elif tasks.class_of(config).OUTPUTS in ('boxes', 'regions'):
-    lines.append(f'  {ours} predict {weights} IMAGE_OR_FOLDER --draw DIR   # objects')
-    lines.append(f'  {ours} evaluate {weights} --out DIR   # precision of each class')
+  elif task.OUTPUTS == 'classes':
+    lines.append(f'{predict}   # names')
+  elif task.OUTPUTS == 'pixels':
+    lines.append(f'{predict} --draw DIR   # masks')
+  elif task.OUTPUTS in ('boxes', 'regions'):
+    lines.append(f'{predict} --draw DIR   # objects')
+    lines.append(
+      f'  {ours} evaluate {weights} --out DIR{imports}   # precision of each class'
+    )
   # This is probably a first run, on bundled data.
   if config.get('data', {}).get('source') == 'digits':
     lines.append(f'  {ours} train --config=folder:data=FOLDER   # your images')
