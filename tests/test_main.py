@@ -48,7 +48,7 @@ REFUSED = [
   ('--config=configs/digist.py', ('digist.py', 'configs/digits.py')),
   ('--config=digist', ("'digist'", 'Did you mean "digits"', 'vit_b16', 'FILE.py')),
   ('--config=elsewhere/digits.py', ('elsewhere/digits.py', 'mean "digits"')),
-  ('--config=folder', ("data.source is ''", 'folder:PATH')),
+  ('--config=folder', ("data.source is ''", 'folder:data=FOLDER', 'folder:PATH')),
   ('--config=folder:data=/no/such/folder', ("'/no/such/folder'", 'folder:PATH')),
   (f'{DIGITS} --wrokdir=x', ("'--wrokdir=x'", '--workdir')),
   (f'{DIGITS} --config.optim.lr 1', ("'1'", '--config.KEY=VALUE')),

@@ -110,6 +110,7 @@ def test_frozen_norms_do_not_change_in_training():
 @pytest.mark.parametrize('frozen', [False, True])
 def test_files_of_timm_come_back_to_the_bit(tmp_path, frozen):
   loaded = weights.read(path_of('resnet_timm'), frozen_norm=frozen)
+  assert loaded.unused == []
   weights.write(loaded, tmp_path / 'timm', 'timm')
   written = load_file(tmp_path / 'timm' / 'model.safetensors')
   original = arrays_of('resnet_timm')

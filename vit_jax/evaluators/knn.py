@@ -72,7 +72,7 @@ class KNN(Probe):
     if examples < max(self.k):
       raise UserError(
         f'knn {name}: k={list(self.k)} asks for more neighbours than the {examples} training '
-        'examples.'
+        f'examples: set k=[{examples}] or less (evaluate: --set).'
       )
 
 

@@ -97,7 +97,8 @@ class Probe:
     """Returns {'NAME_KEY': number} for every data set NAME and KEY of `measure`."""
     extract = lambda batches: self._extract(batches, predict, variables)
     every, noun = self.datasets.items(), type(self).__name__
-    quiet = not distributed.is_first()
+    # The batches of a single data set have a bar of their own.
+    quiet = len(every) == 1 or not distributed.is_first()
     return {
       f'{name}_{key}': value
       for name, splits in terminal.progress(every, len(every), noun, 'data sets', quiet)

@@ -256,6 +256,11 @@ def find_writer(family: str, to: str) -> Format:
   return writers[to]
 
 
+def _is_counter(name: str) -> bool:
+  """Whether an array counts batches in training; each of PyTorch's batch norms has one."""
+  return name.endswith('num_batches_tracked')
+
+
 def detect(
   arrays: Arrays, config: dict, source: str = ''
 ) -> tuple[Format, Arrays, list[str]]:
@@ -271,7 +276,7 @@ def detect(
     if inside:
       skipped += [n for n in arrays if not n.startswith(prefix)]
       arrays = inside
-  skipped += [n for n in arrays if _NOT_PARAMETERS.fullmatch(n)]
+  skipped += [n for n in arrays if _NOT_PARAMETERS.fullmatch(n) and not _is_counter(n)]
   arrays = {n: x for n, x in arrays.items() if not _NOT_PARAMETERS.fullmatch(n)}
   for name in arrays:
     if any(int(n) > _LARGEST_NUMBER for n in re.findall(r'\d{1,9}', name)):

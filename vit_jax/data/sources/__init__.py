@@ -78,6 +78,8 @@ def _open(source: str, split: str, options: dict) -> Source:
     if ':' not in source:
       near = did_you_mean(source, [*folder.folders('.'), *SOURCES])
       message = f'There is no folder {source!r} in {os.getcwd()}.{near} '
+      if near:
+        raise type(error)(message.rstrip()) from None
     own = f'If a config file registers {source!r}, import that file first.'
     raise type(error)(f'{message}{error} {own}') from None
 
@@ -102,7 +104,10 @@ def _resolve(source: str) -> tuple[str, str, type[Source]]:
 
 def _scheme(source: str) -> tuple[str, str]:
   if not isinstance(source, str) or not source:
-    raise UserError(f'data.source is {source!r}: expected one of {_forms()}.')
+    raise UserError(
+      f'data.source is {source!r}: name your data, as in --config=folder:data=FOLDER. It '
+      f'is one of {_forms()}.'
+    )
   scheme, colon, target = source.partition(':')
   if scheme in SOURCES:
     if not colon and scheme not in TARGETS and os.path.isdir(source):
