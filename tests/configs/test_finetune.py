@@ -228,3 +228,13 @@ def test_a_crop_that_whole_pixels_round_does_not_differ_from_the_weights():
   config, lines = pipelines.fill(config, of_weights)
   assert 'resize_small(64' in config['evals']['pp']
   assert len(lines) == 1, lines
+
+
+def test_masks_are_not_cropped_as_the_weights_crop_images():
+  of_weights = 'decode|resize_small(592)|central_crop(518)|value_range(-1, 1)'
+  config = {'data': {}, 'evals': {'pp': 'decode|resize(56)|value_range(0, 1)'}}
+  _, lines = pipelines.fill(config, of_weights)
+  assert 'crop' in lines[0]
+  _, lines = pipelines.fill(config, of_weights, compare_crops=False)
+  assert 'mean' in lines[0]
+  assert 'crop' not in lines[0]

@@ -148,4 +148,6 @@ def test_a_larger_image_size_keeps_pixels_interpolation_and_crop_ratio(tmp_path)
   at_64 = weights.load(tmp_path / 'timm', image_size=64)
   assert jax.tree.leaves(at_64.params)[0].dtype == np.float32
   small = "resize_small(71, method='bicubic', rounding='nearest')"  # int(64 / 0.9)
-  assert at_64.pp == f"decode|{small}|central_crop(64, half='even')|{levels}"
+  assert (
+    at_64.pp == f"decode(whole=True)|{small}|central_crop(64, half='even')|{levels}"
+  )

@@ -707,7 +707,7 @@ def test_class_names_and_pipeline_come_from_the_config(tmp_path):
   assert loaded.class_names == names
   assert loaded.pp == "decode|resize(32, rounding='none')|value_range(-1, 1)"
   assert weights.read(path_of('vit_timm')).pp == (
-    "decode|resize_small(35, method='bicubic', rounding='nearest')"
+    "decode(whole=True)|resize_small(35, method='bicubic', rounding='nearest')"
     "|central_crop(32, half='even')"
     '|value_range(-1, 1)'
   )
@@ -715,7 +715,7 @@ def test_class_names_and_pipeline_come_from_the_config(tmp_path):
 
 def test_images_of_timm_cover_a_size_that_is_not_square():
   pp = pipelines.read_timm({'crop_pct': 0.8}, (24, 40))
-  assert pp.startswith('decode|resize_small(50, ')
+  assert pp.startswith('decode(whole=True)|resize_small(50, ')
   assert "|central_crop((24, 40), half='even')|" in pp
 
 
@@ -725,7 +725,8 @@ def test_preprocessing_of_transformers(tmp_path):
   plain = {'size': {'height': 32, 'width': 32}, 'resample': 2, 'do_normalize': True}
   path.write_text(json.dumps(plain))
   assert weights.read(folder).pp == (
-    "decode|resize((32, 32), method='bilinear', antialias=True, rounding='nearest')"
+    'decode(whole=True)'
+    "|resize((32, 32), method='bilinear', antialias=True, rounding='nearest')"
     '|value_range(-1, 1)'
   )
   crop = {'size': {'shortest_edge': 36}, 'resample': 3, 'do_center_crop': True}
@@ -733,11 +734,20 @@ def test_preprocessing_of_transformers(tmp_path):
   path.write_text(json.dumps({**crop, 'crop_size': 32, **levels}))
   pp = weights.read(folder).pp
   assert pp == (
-    "decode|resize_small(36, method='bicubic', antialias=True, rounding='nearest')"
+    'decode(whole=True)'
+    "|resize_small(36, method='bicubic', antialias=True, rounding='nearest')"
     '|central_crop((32, 32))|value_range((-2.0, -2.0, -1.2), (3.0, 2.0, 0.8))'
   )
   x = np.full((36, 40, 3), 102, np.uint8)  # 0.4
   np.testing.assert_allclose(SingleImage(pp)(x)[0, 0], [0, -0.4, -0.4], atol=1e-6)
+  # Pixels of a JPEG are all decoded, however large it is.
+  large = Image.fromarray(
+    np.random.default_rng(0).integers(0, 256, (200, 300, 3), 'uint8')
+  )
+  large.save(tmp_path / 'large.jpg', quality=95)
+  decoded = np.asarray(Image.open(tmp_path / 'large.jpg'))
+  whole = SingleImage(pp)(tmp_path / 'large.jpg')
+  np.testing.assert_array_equal(whole, SingleImage(pp)(decoded))
   # ConvNeXt's processor, in the spelling of microsoft/resnet-50; it squashes from 384 px on.
   for side, ops in (
     (224, ('resize_small(256,', 'central_crop((224, 224))')),

@@ -134,7 +134,8 @@ def _complete(
   section = config['model'] if 'name' in config['model'] else {}
   config = schema.fill_model(config, weights.complete(section, header))
   pixels = pipelines.find(header)
-  config, notes = pipelines.fill(config, pixels)
+  classifies = tasks.class_of(config).OUTPUTS == 'classes'
+  config, notes = pipelines.fill(config, pixels, compare_crops=classifies)
   config['resolved']['pixels'] = pixels
   return config, header, notes
 

@@ -23,6 +23,8 @@ _NUMBERS = {method: number for number, method in _RESAMPLE.items()}
 _HOW = {'method', 'antialias', 'rounding'}
 # Steps that a processor of transformers can switch on.
 _STEPS = ('convert_rgb', 'resize', 'rescale', 'normalize')
+# Both libraries decode all pixels of a JPEG, before they resize it.
+_DECODE = 'decode(whole=True)'
 # Mean and standard deviation of pixels: ImageNet's, which are timm's defaults, and CLIP's.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -59,7 +61,7 @@ def read_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
     resize = f"resize({whole}, method={method!r}, antialias=True, rounding='nearest')"
     crop = '' if whole == size else crop
   levels = value_range(cfg.get('mean', MEAN), cfg.get('std', STD))
-  return f'decode|{resize}{crop}|{levels}'
+  return f'{_DECODE}|{resize}{crop}|{levels}'
 
 
 def read_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
@@ -85,7 +87,7 @@ def read_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   # DINOv3's processor resizes floats, so nothing is rounded.
   rounding = 'none' if name == 'DINOv3ViT' else 'nearest'
   how = f'method={method!r}, antialias={method != "nearest"}, rounding={rounding!r}'
-  size, steps = processor.get('size', size), ['decode']
+  size, steps = processor.get('size', size), [_DECODE]
   shortest = size.get('shortest_edge') if isinstance(size, dict) else None
   crop = processor.get('crop_size', size) if processor.get('do_center_crop') else None
   # Only the processor of ConvNeXt and ResNet has this key. It crops only below 384 pixels.
@@ -155,7 +157,9 @@ def build(source: Header, size: tuple[int, int], plain: bool = False) -> str:
     return source.pp
   ops = registry.parse(find(source) or '')
   crop = size[0] if size[0] == size[1] else size
-  decode = 'decode' if source.channels == 3 else f'decode({source.channels})'
+  decode = next((op.text for op in ops if op.name == 'decode'), 'decode')
+  if source.channels != 3:
+    decode = f'decode({source.channels})'
   levels = [op.text for op in ops if op.name == 'value_range'] or ['value_range(-1, 1)']
   resize = '' if plain else _geometry(ops, size)
   resize = resize or f"resize({crop}, rounding='none')"
@@ -300,7 +304,9 @@ def _geometry(ops, size: tuple[int, int]) -> str:
 # -- the pipelines of a run that starts from weights -------------------------------------
 
 
-def fill(config: dict, weights: str | None) -> tuple[dict, list[str]]:
+def fill(
+  config: dict, weights: str | None, compare_crops: bool = True
+) -> tuple[dict, list[str]]:
   """Completes a run's pipelines from the pipeline of the weights that it starts from.
 
   It fills in `resize_as_weights`, a `value_range` without numbers, and the interpolation of
@@ -309,6 +315,8 @@ def fill(config: dict, weights: str | None) -> tuple[dict, list[str]]:
   Args:
     config: the run's config.
     weights: the evaluation pipeline of the weights. None: each op uses its defaults.
+    compare_crops: whether a pipeline should also resize and crop as that of the weights. One
+      for masks or boxes cannot.
 
   Returns:
     (config, lines). The lines say which settings were taken from the weights, and which
@@ -328,7 +336,8 @@ def fill(config: dict, weights: str | None) -> tuple[dict, list[str]]:
       levels = next(op.text for op in theirs if op.name == 'value_range')
       # The crop ratio differs a little per size, because pixels are whole numbers.
       at_size = _summarise(f'{geometry}|{levels}')
-    if differ := [key for key in ours if ours[key] != at_size.get(key, ours[key])]:
+    keys = ours if compare_crops else ours.keys() & {'mean', 'std'}
+    if differ := [key for key in keys if ours[key] != at_size.get(key, ours[key])]:
       has, want = (', '.join(x[key] for key in differ) for x in (ours, of_weights))
       lines.append(f'{where} has {has}; the weights want {want}')
     return pp
