@@ -52,7 +52,7 @@ def _facts(images: dict, image_size=None, **usual) -> Reader:
 
   Args:
     images: preprocessing, in the keys of `pipelines.read_timm`.
-    image_size: (H, W), unless our config has another one.
+    image_size: (H, W), used if our config has none.
     **usual: fields that are constants of the authors' code.
   """
 
