@@ -132,7 +132,7 @@ def _top(paths, predicted, names, number, least):
 def _class(k: int, names: list[str] | None, probability: float) -> dict:
   name = names[k] if names else str(k)
   record = {'class': int(k), 'name': name, 'probability': probability}
-  # This is None unless the name is a WordNet id.
+  # Only WordNet ids have a description.
   described = imagenet.describe(name)
   return record | ({'description': described} if described else {})
 

@@ -113,7 +113,7 @@ def _equal(option: str, value, usual) -> bool:
 
 
 def _comparable(fields: dict) -> dict:
-  """Returns the fields that timm's options set, the same for models that compute the same."""
+  """Returns the fields that timm's options set. They are equal for equivalent models."""
   fields = fields | configs.unify(fields)
   if fields['classifier'] != 'map':
     fields |= dict(map_heads=None, map_mlp_dim=None, map_prefix=False)

@@ -21,7 +21,7 @@ from vit_jax.train import flops, runtime, schema
 from vit_jax.train.trainer import Trainer
 from vit_jax.weights import complete, from_section, lacks_backbone, zoo
 
-# Kind of a task's outputs, other than classes -> features of an example of unopened data.
+# Features of an example whose data is not opened, by the kind of a task's outputs.
 _FEATURES = Registry('features of outputs', {})
 _FREE = ('digits', 'digits_canvas', 'shapes', 'synthetic')  # sources that open quickly
 
