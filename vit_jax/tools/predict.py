@@ -27,9 +27,9 @@ from vit_jax.tools import out_folder, source, zero_shot
 
 _TOP, _BATCH = 5, 32
 _NONE = 'none of these'
-# Kind of a model's outputs, other than classes -> function(args, loaded, paths).
+# For each kind of outputs, except classes: a function(args, loaded, paths).
 PARTS = Registry('part of predict', {})
-# Name -> function(parser) that adds the options of these parts.
+# For each name: a function(parser) that adds the options of these parts.
 OPTIONS = Registry('options of predict', {})
 
 

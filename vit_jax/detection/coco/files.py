@@ -1,4 +1,4 @@
-"""Reads ground truth in COCO's JSON format, and writes detections in its format."""
+"""Reads ground truth and writes detections, in COCO's JSON formats."""
 
 import json
 import math
