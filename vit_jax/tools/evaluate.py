@@ -24,7 +24,7 @@ from vit_jax.tools import out_folder, probe, source, zero_shot
 
 FILES = ('summary.json', 'per_class.csv', 'confusion.csv', 'predictions.npz')
 _BATCH = 64
-# Kind of a model's outputs, other than classes -> function(args, loaded, name of the run's
+# For each kind of outputs, except classes: a function(args, loaded, name of the run's
 # evaluation or None, section of the evaluation).
 PARTS = Registry('part of evaluate', {})
 # Types of a run's evaluations that can be repeated.

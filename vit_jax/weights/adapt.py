@@ -189,8 +189,8 @@ def unstack(flat: Arrays, family: Family) -> Arrays:
 
 # -- a source and a model ---------------------------------------------------------------
 
-# (family of the weights, family of a model that can start from them) -> function
-# `(source, model, resize)`, which returns the same as `_start_from`.
+# For each (family of the weights, family of a model that can start from them): a function
+# (source, model, resize) that returns the same as `_start_from`.
 STARTS = Registry('start', {})
 
 

@@ -169,12 +169,12 @@ def losses(
   total = lambda x: jnp.sum(jnp.where(weight > 0, weight * x, 0))  # [B] -> []
 
   def mean_count(rows):
-    """Returns how many of `rows`, bool [B, R], are True in the mean image that counts."""
+    """Returns the mean number of True in rows, bool [B, R], per image that counts."""
     number = total(rows.sum(1)) / jnp.maximum(weight.sum(), 1e-9)
     return jnp.maximum(number, 1e-9)
 
   def mean(x, rows):
-    """Returns the mean of x [B, R] where `rows` is True, over the images that count."""
+    """Returns the mean of x [B, R] where rows is True, over the images that count."""
     return total(jnp.where(rows, x, 0).sum(1)) / mean_count(rows)
 
   def offsets(kind, deltas, rows, positive, beta, code):

@@ -30,7 +30,7 @@ OF_A_MODEL = {
   'filters': "the first layer's filters, or their principal components (figure 7 left)",
 }
 OF_RUNS = Registry('figure of runs', {})
-# Name -> function(args) -> `Drawing`.
+# For each name: a function(args) that returns a `Drawing`.
 FIGURES = Registry(
   'figure',
   {

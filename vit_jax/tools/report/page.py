@@ -22,8 +22,8 @@ _CONFUSIONS = 100
 _CELLS = 40
 # Maximum number of unreadable images that are listed.
 _MOST_BAD = 100
-# Type of an evaluation whose answers are not classes -> function(run, name of the evaluation)
-# that returns the template's values.
+# For each type of evaluation whose answers are not classes: a function(run, name of the
+# evaluation) that returns the template's values.
 PARTS = Registry('part of a page', {})
 
 
