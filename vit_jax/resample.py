@@ -51,6 +51,26 @@ def align_corners(old: int, new: int) -> np.ndarray:
   return triangle(np.abs(at[:, None] - np.arange(old)))
 
 
+def geometric(old: int, new: int) -> np.ndarray:
+  """Returns the [new, old] matrix by which timm resizes a table of offsets -n, ..., n.
+
+  The old offsets are placed at sums of a geometric series, 0, 1, 1 + q, 1 + q + q^2, ...,
+  whose last is the new table's. In between it is linear. See timm's
+  `resize_rel_pos_bias_table`.
+  """
+  low, high, steps = 1.01, 1.5, old // 2
+  while high - low > 1e-6:
+    q = (low + high) / 2
+    if (q**steps - 1) / (q - 1) > new // 2:
+      high = q
+    else:
+      low = q
+  ends = np.cumsum(q ** np.arange(steps))
+  places = np.concatenate([-ends[::-1], [0], ends])
+  at = np.arange(new) - new // 2
+  return np.stack([np.interp(at, places, row) for row in np.eye(old)], 1)
+
+
 def apply(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
   """Resizes [H, W, ...] by matrices [h, H] and [w, W]; returns float64 [h, w, ...]."""
   out = np.tensordot(rows, images.astype(np.float64), (1, 0))

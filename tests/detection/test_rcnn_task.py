@@ -144,6 +144,7 @@ def test_masks_are_cut_out_of_boxes():
   targets = {
     'masks': jnp.array([[np.zeros((112, 112)), np.full((112, 112), 255)]], jnp.uint8),
     'extents': jnp.array([[[0.0, 0, 9, 9], [4, 4, 8, 12]]]),
+    'size': jnp.array([[16.0, 16]]),
     'weight': jnp.ones(1),
   }
   half = np.tile([0, 0, 1, 1], (4, 1))
@@ -172,7 +173,7 @@ def test_losses_of_micro_batches_add_up():
   drawn = {'boxes': rows(B, R), 'valid': rng.random((B, R)) < 0.5}
   drawn |= {'index': np.zeros((B, R), int), 'logits': rng.normal(size=(B, R, 4, 4))}
   targets = {'masks': rng.random((B, 1, 8, 8)), 'extents': rows(B, 1)}
-  targets['weight'] = np.array([1, 1, 1, 0]) / 3
+  targets |= {'weight': np.array([1, 1, 1, 0]) / 3, 'size': np.full((B, 2), 32)}
   outputs = {'rpn': rpn, 'stages': [stage], 'masks': [drawn]}
 
   def of_images(*images, **changed):
@@ -244,3 +245,23 @@ def test_every_stage_draws_a_sample_of_its_own(monkeypatch):
   jax.eval_shape(train, np.zeros((4, 32, 32, 3), np.float32), target)
   drawn = [number for number in draws if isinstance(number, int)]
   assert sorted(drawn) == [0, 1, 2, 3], 'of anchors, then of each stage'
+
+
+def test_fewer_candidates_than_the_sample_are_all_drawn():
+  """A quarter of the sample may be positive, not of the candidates: ten, not three."""
+  model = models.build('rcnn', **SMALL | dict(box_sample=40, masks=False))
+  corners = np.float32([[0, 0, 9, 9], [8, 4, 30, 20], [2, 9, 20, 30], [1, 1, 31, 31]])
+  target = dict(boxes=corners, label=np.zeros(4, int), valid=np.ones(4, bool))
+  target = jax.tree.map(lambda x: x[None], target | dict(key=np.zeros(2, np.uint32)))
+  images = np.random.default_rng(0).normal(size=(1, 32, 32, 3)).astype(np.float32)
+
+  @jax.jit
+  def sample(images, target):
+    (outputs, _), _ = model.init_with_output(
+      jax.random.key(0), images, None, target
+    )
+    return outputs['stages'][0]
+
+  stage = sample(images, target)
+  assert stage['valid'].sum() == model.after[0] + 4
+  assert (stage['label'] < model.num_classes).sum() >= 4  # the targets themselves

@@ -137,13 +137,12 @@ def test_match_in_one_program_with_overlaps(rule):
     np.testing.assert_array_equal(ours, expected)
 
 
-def test_samples_that_are_not_full_and_shares_that_are_not_whole():
+def test_samples_that_are_not_full():
   priority = np.linspace(0, 1, 9, dtype=np.float32)
-  drawn = sample(priority, np.full(9, -1), 12, 0.5)
+  drawn = sample(priority, np.full(9, -1), 12, 6)
   assert not drawn.valid.any()
   assert (assign.labels_of_sample(drawn, 9) == -1).all()
-  # Of five boxes 2.5 may be positive: two are.
-  drawn = sample(priority, np.array([1, 0] * 4 + [1]), 5, 0.5)
+  drawn = sample(priority, np.array([1, 0] * 4 + [1]), 5, 2)
   assert drawn.index.tolist() == [0, 2, 1, 3, 5]
   assert drawn.positive.tolist() == [True, True, False, False, False]
 
@@ -154,7 +153,8 @@ def test_sample(i):
   number, share, background = g[f'sample_args_{i}']
   theirs = g[f'sample_labels_{i}']
   label = np.where(theirs == -1, -1, theirs != background)
-  drawn = sample(g[f'sample_priority_{i}'], label, int(number), float(share))
+  most = int(number * share)
+  drawn = sample(g[f'sample_priority_{i}'], label, int(number), most)
   index = np.array(drawn.index)
   positive = np.array(drawn.positive & drawn.valid)
   negative = np.array(~drawn.positive & drawn.valid)

@@ -154,7 +154,7 @@ def test_when_the_kernel_pools():
 # -- Masks --------------------------------------------------------------------------------
 
 
-mask_targets = jax.jit(masks.targets, static_argnums=4)
+mask_targets = jax.jit(masks.targets, static_argnums=5)
 
 
 def bits(name, shape):
@@ -169,7 +169,8 @@ def test_targets(size):
   height, width = z['crop_size']
   whole = bits('crop_masks_bits', (height, width))
   extents = np.tile(np.float32([0, 0, width, height]), (len(whole), 1))
-  soft = mask_targets(whole, extents, z['crop_boxes'], np.arange(len(whole)), size)
+  args = whole, extents, z['crop_boxes'], np.arange(len(whole))
+  soft = mask_targets(*args, np.array([height, width]), size)
   close(soft, z[f'crop_soft_{size}'], 1e-5)
   np.testing.assert_array_equal(soft >= 0.5, z[f'crop_targets_{size}'])
 
@@ -178,15 +179,27 @@ def test_targets_of_masks_that_cover_an_extent():
   rng = np.random.default_rng(0)
   mask = rng.integers(0, 2, (1, 12, 10)).astype(np.uint8) * 255
   image = np.pad(mask, ((0, 0), (5, 7), (6, 8)))
-  boxes = np.float32([[7.3, 6.2, 14.9, 15.1], [8, 9, 12, 16]])
-  run = lambda mask, extent, boxes: mask_targets(
-    mask, np.float32([extent]), boxes, np.zeros(2, int), 4
-  )
+  # Inside the extent, and beyond it.
+  boxes = np.float32([[7.3, 6.2, 14.9, 15.1], [8, 9, 12, 16], [4.5, 3.2, 17.8, 21.1]])
+
+  def run(mask, extent, boxes, side=24, bins=4):
+    args = mask, np.float32([extent]), boxes, np.zeros(len(boxes), int)
+    return mask_targets(*args, np.array([side, side]), bins)
+
   expected = run(image == 255, [0, 0, 24, 24], boxes)
   close(run(mask, [6, 5, 16, 17], boxes), expected, 1e-6)
   # The same mask as one object of twice the size.
-  close(run(mask, [12, 10, 32, 34], 2 * boxes), expected, 1e-6)
+  close(run(mask, [12, 10, 32, 34], 2 * boxes, 48), expected, 1e-6)
   assert np.isfinite(run(mask, [6, 5, 6, 5], boxes)).all()  # padding has no length
+  # An object at a corner of the image goes on beyond the border, and ends inside.
+  corner = np.pad(mask, ((0, 0), (0, 12), (14, 0)))
+  boxes = np.float32([[13, 0, 24, 12], [10.5, 0, 23.9, 14.3]])
+  expected = run(corner == 255, [0, 0, 24, 24], boxes)
+  close(run(mask, [14, 0, 24, 12], boxes), expected, 1e-6)
+  # Whatever the cells: 80 pixels are covered.
+  full = np.full((1, 5, 5), 255, np.uint8)
+  shares = run(full, [6, 5, 14, 15], np.float32([[0, 0, 20, 20]]), bins=20)
+  np.testing.assert_allclose(shares.sum(), 80, rtol=1e-6)
 
 
 def test_paste():

@@ -8,7 +8,7 @@ import pytest
 import vit_jax
 from tests.support import naming
 from tests.support.goldens import path_of
-from vit_jax import models
+from vit_jax import models, resample
 from vit_jax.errors import UserError
 from vit_jax.nn.windows import Windows
 from vit_jax.weights import adapt
@@ -98,13 +98,17 @@ def test_images_that_nothing_tiles():
 # -- another window -----------------------------------------------------------------------
 
 
-def test_tables_for_another_window_are_torch_bicubic(golden):
+@pytest.mark.parametrize(
+  ('method', 'matrix'),
+  [('bicubic', resample.bicubic_of_edges), ('timm', resample.geometric)],
+)
+def test_tables_for_another_window(golden, method, matrix):
   file = golden('swin_rel_pos_resize')
   for name, expected in file.items():
-    if match := name.startswith('bicubic') and name.replace('w', '').split('_'):
+    if match := name.startswith(method) and name.replace('w', '').split('_'):
       old, new = int(match[1]), int(match[3])
       table = file[f'table_w{old}'].reshape(2 * old - 1, 2 * old - 1, -1)
-      result = adapt.resize_offsets(table, (2 * new - 1,) * 2)
+      result = adapt.resize_offsets(table, (2 * new - 1,) * 2, matrix)
       expected = expected.reshape(result.shape)
       # Torch computes kernels at positions up to 24 in float32.
       np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
@@ -118,5 +122,5 @@ def test_windows_of_another_size_by_loading(golden):
   for name, x in {**out, 'logits': logits}.items():
     if name in expected:
       np.testing.assert_allclose(x, expected[name], rtol=0, atol=1e-5)
-  assert 'from 4x4 to 6x6' in loaded.report
+  assert 'from 4x4 to 6x6, geometric' in loaded.report
   assert set(expected) == {'image', 'stage1', 'stage2', 'stage3', 'logits'}

@@ -10,7 +10,7 @@ import pytest
 from tests.support import naming, tuning
 from vit_jax import models, optim, sharding, trees, tune
 from vit_jax.errors import UserError
-from vit_jax.nn.batch_norm import EPS, BatchNorm
+from vit_jax.nn.batch_norm import BatchNorm
 
 
 def draw(*shape):
@@ -25,9 +25,9 @@ def variables():
   return {key: {k: values[k] for k in keys} for key, keys in parts}
 
 
-def expected(x, mean, var):
+def expected(x, mean, var, eps=1e-5):
   params = variables()['params']
-  return (x - mean) / np.sqrt(var + EPS) * params['scale'] + params['bias']
+  return (x - mean) / np.sqrt(var + eps) * params['scale'] + params['bias']
 
 
 @pytest.mark.parametrize(('dtype', 'atol'), [('float32', 2e-6), ('bfloat16', 2e-2)])
@@ -53,8 +53,11 @@ def test_training_normalises_by_the_batch_and_averages_it(dtype, atol):
 
 def test_evaluation_normalises_by_the_running_statistics():
   x, stats = draw(2, 3, 5, 4), variables()['batch_stats']
+  mean, var = stats['mean'], stats['var']
   y = BatchNorm().apply(variables(), x)
-  np.testing.assert_allclose(y, expected(x, stats['mean'], stats['var']), atol=2e-6)
+  np.testing.assert_allclose(y, expected(x, mean, var), atol=2e-6)
+  y = BatchNorm(eps=0.1).apply(variables(), x)
+  np.testing.assert_allclose(y, expected(x, mean, var, 0.1), atol=2e-6)
 
 
 def test_training_by_one_value_is_refused():

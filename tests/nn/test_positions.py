@@ -220,6 +220,8 @@ KINDS = {
   'pe': dict(kind='pe', reference=(4, 4), first=1),
   'dinov3': dict(kind='dinov3'),
   'dinov3_authors_separate': dict(kind='dinov3'),
+  'dinov3_authors_max': dict(kind='dinov3_max'),
+  'dinov3_authors_min': dict(kind='dinov3_min'),
 }
 
 
@@ -237,7 +239,7 @@ def test_rotary_positions_are_those_of_the_published_code(published, name, grid)
   x = np.random.default_rng(0).standard_normal((1, 2 + h * w, 3, 16), np.float32)
   query, key, _ = Rope(grid=grid, **KINDS[name]).apply({}, x[:, :5], x)
   patches = x[:, 2:]
-  if KINDS[name]['kind'] == 'dinov3':
+  if 'dinov3' in name:
     other = np.concatenate([-patches[..., 8:], patches[..., :8]], axis=-1)
   else:
     pairs = patches.reshape(*patches.shape[:-1], 8, 2)

@@ -60,6 +60,7 @@ def training_of(name, model) -> dict:
     bits = np.unpackbits(x['target_masks_bits'], axis=-1)
     out['masks'] = jnp.array(bits[..., : h * w].reshape(B, N, h, w), jnp.float32)
     out['extents'] = jnp.tile(jnp.float32([0, 0, w, h]), (B, N, 1))
+    out['size'] = jnp.tile(jnp.float32([h, w]), (B, 1))
   out['weight'] = jnp.full(B, 1 / B)
   if model.origin == 'mmdetection':
     return out | _mmdetection_priorities(x, out['valid'], model)

@@ -304,7 +304,7 @@ CHANGES = {
     | dict(posemb_where=['every', 'shared'], attention=['axial'], act=['gelu_erf'])
     | dict(posemb_tokens=['patches'], cls_token=[True], registers=[2], relpos=['layer'])
     | dict(
-      rope=['eva', 'mixed'],
+      rope=['eva', 'mixed', 'dinov3_max'],
       rope_base=[50.0, (1.0, 2.0, 3.0, 4.0)],
       rope_reference=[(3, 4)],
     )
@@ -343,7 +343,7 @@ CHANGES = {
     dict(num_classes=[None], depths=[(1, 1, 2, 1)], widths=[(32, 32, 64, 32)])
     | dict(stem_width=[16], output_stride=[16, 64], deep_stem=[(32, 32), (8, 32)])
     | dict(block=['basic'], narrow=[(16, 16, 16, 16)], avg_down=[True])
-    | dict(stride_first=[True], dilate_first=[True]),
+    | dict(stride_first=[True], dilate_first=[True], norm_eps=[0.0]),
   ),
   'mvit': (
     {},

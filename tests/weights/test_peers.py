@@ -540,6 +540,10 @@ def test_names_are_those_of_timm(timm, tmp_path):
     own = f'imagenet{name.replace("-goog", "").replace("-", "_")}'
     assert imagenet.wordnet_ids(own) == info.label_names()
     assert imagenet.class_names(own) == info.label_descriptions()
+  for name in timm.list_models(pretrained=True):
+    if models.parse_name(name)[0] in models.MODELS:
+      expected = timm.get_pretrained_cfg(name).num_classes or None
+      assert models.resolve(name)[1].get('num_classes', 1000) == expected, name
 
 
 PIPELINES = {

@@ -64,12 +64,13 @@ def postprocess(outputs: dict) -> dict[str, jax.Array]:
 
   Returns:
     'scores', 'labels' and 'valid' [B, Q]; 'boxes' [B, Q, 4]; and 'masks' [B, Q, m, m],
-    probabilities inside the boxes, if the model predicts masks. Boxes are corners, as
-    fractions of the image, because float32 cannot hold pixels of large images exactly.
-    Where `valid` is False there is no detection.
+    probabilities inside the boxes, if the model predicts masks; with 'grow' [B, Q] where
+    `regions.masks.paste` must grow them. Boxes are corners, as fractions of the image,
+    because float32 cannot hold pixels of large images exactly. Where `valid` is False there
+    is no detection.
   """
   if 'scores' in outputs:
-    names = ('scores', 'labels', 'boxes', 'masks')
+    names = ('scores', 'labels', 'boxes', 'masks', 'grow')
     valid = outputs['valid'] & (area(outputs['boxes']) > 0)
     return {name: outputs[name] for name in names if name in outputs} | {'valid': valid}
   likely = jax.nn.softmax(outputs['logits'].astype(jnp.float32))[..., :-1]

@@ -30,12 +30,12 @@ class Detected(NamedTuple):
   errors: list[str | None]  # why an image could not be read
   # float32 [n, Q, m, m], probabilities inside the boxes.
   masks: np.ndarray | None = None
+  grow: np.ndarray | None = None  # bool [n, Q], whether masks grow when they are drawn
 
   def mask(self, i: int, q: int) -> np.ndarray:
     """Draws the mask of detection q at the size of image i, as bool [H, W]."""
-    (mask,) = paste(
-      self.masks[i, q][None], self.boxes[i, q][None], tuple(self.sizes[i])
-    )
+    each = self.masks[i, q][None], self.boxes[i, q][None]
+    (mask,) = paste(*each, tuple(self.sizes[i]), self.grow is not None)
     return mask
 
 

@@ -68,8 +68,11 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
   Published names are those of `Family.published`: names of timm ('vit_base_patch16_224',
   'mixer_b16_224', with or without a tag such as '.augreg_in1k') and of Google ('ViT-B_16',
   'R50+ViT-B_16', 'BiT-R50x1'). For ViTs they include the names of transformers, of the
-  authors and of open_clip in `hub` ('facebook/dinov2-small', 'dinov2_vits14_reg').
+  authors and of open_clip in `hub` ('facebook/dinov2-small', 'dinov2_vits14_reg'). A name
+  of timm has the classes of the weights with its tag, or with timm's default tag.
   """
+  from vit_jax.models import timm
+
   name = name.removeprefix('hf:').removeprefix('timm/')
   if variant is None and name not in MODELS:
     head, colon, rest = name.partition(':')
@@ -79,7 +82,8 @@ def parse_name(name: str, variant: str | None = None) -> tuple[str, str | None, 
       for regex, described in MODELS[key].published:
         match = re.fullmatch(regex, name.partition('.')[0])
         if match and (described_as := described(*match.groups())):
-          return key, *described_as
+          variant, fields = described_as
+          return key, variant, fields | timm.classes_of(name)
     from vit_jax.models import hub
 
     if described := hub.published(name):
@@ -94,8 +98,10 @@ def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]
   facts = _facts(name)
   fields = {**(facts.variant(variant) if variant else {}), **named_fields, **fields}
   if isinstance(inside := fields.get('backbone'), dict) and 'name' in inside:
-    inside, its_fields = resolve(**inside)
-    fields['backbone'] = {'name': inside, **its_fields}
+    inner, its_fields = resolve(**inside)
+    if 'num_classes' not in inside:  # A backbone has no head, whatever its name says.
+      its_fields.pop('num_classes', None)
+    fields['backbone'] = {'name': inner, **its_fields}
   return name, fields
 
 

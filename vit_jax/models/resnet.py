@@ -158,6 +158,7 @@ class ResNet(Classifier):
   zero_init: bool = True  # the last norm of a block starts at 0, arXiv 1706.02677, 5.1
   # Whether the norms' running statistics, scale and bias never change, as in detectors.
   frozen_norm: bool = False
+  norm_eps: float = 1e-5  # 0 in the first detectors that torchvision published
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -183,7 +184,9 @@ class ResNet(Classifier):
         f'widths={self.widths}, narrow={self.narrow}: expected widths that are multiples '
         'of 4, or as many numbers in narrow.'
       )
-    norm = functools.partial(BatchNorm, frozen=self.frozen_norm, dtype=self.dtype)
+    norm = functools.partial(
+      BatchNorm, frozen=self.frozen_norm, eps=self.norm_eps, dtype=self.dtype
+    )
     stem = Stem(self.stem_width, self.deep_stem, norm, self.dtype, name='stem')
     x = stem(images, train=train)
     out = {'stem': x}

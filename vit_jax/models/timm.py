@@ -3,7 +3,7 @@
 A file that timm writes holds only the options that differ from those of its architecture.
 The architecture's name therefore decides about LayerScale, registers, activation, positions
 and pooling. timm.json is the registry of timm 1.0.31: for each name the options that differ
-from the defaults of its class.
+from the defaults of its class. timm_classes.json has the classes of the weights.
 """
 
 import functools
@@ -72,6 +72,24 @@ def architectures() -> dict[str, dict]:
   text = Path(__file__).with_suffix('.json').read_text(encoding='utf-8')
   rows = json.loads(text).items()
   return {name: options for names, options in rows for name in names.split()}
+
+
+@functools.cache
+def _classes() -> dict[str, int | None]:
+  """Returns {name: number of classes}, None for no head.
+
+  timm_classes.json lists names whose weights have another number than 1,000, or with their
+  tag another one than without. For ViTs timm.json has the number without a tag.
+  """
+  text = Path(__file__).with_name('timm_classes.json').read_text(encoding='utf-8')
+  rows = json.loads(text).items()
+  return {name: int(number) or None for number, names in rows for name in names.split()}
+
+
+def classes_of(name: str) -> dict:
+  """Returns {'num_classes': number} if the weights of a name do not have the usual one."""
+  names = [n for n in (name, name.partition('.')[0]) if n in _classes()]
+  return {'num_classes': _classes()[names[0]]} if names else {}
 
 
 def options(name: str) -> dict | None:

@@ -7,8 +7,6 @@ from jax import lax
 from vit_jax.errors import UserError
 from vit_jax.trees import STATS
 
-EPS = 1e-5  # PyTorch's epsilon, with which the published weights were trained
-
 
 class BatchNorm(nn.Module):
   """Normalises each channel over batch and space (arXiv 1502.03167).
@@ -25,12 +23,14 @@ class BatchNorm(nn.Module):
       this share the momentum.
     frozen: whether to normalise by the running statistics even in training. `scale` and
       `bias` are then statistics too, not parameters.
+    eps: added to the variance; 1e-5 in PyTorch and in nearly all published files.
     dtype: dtype of the result.
   """
 
   zero_scale: bool = False
   momentum: float = 0.9
   frozen: bool = False
+  eps: float = 1e-5
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -51,7 +51,7 @@ class BatchNorm(nn.Module):
       scale = self.param('scale', zeros if self.zero_scale else ones, C, jnp.float32)
       bias = self.param('bias', zeros, C, jnp.float32)
     if not train or self.frozen:
-      return _normalise(x, mean.value, var.value, scale, bias, self.dtype)
+      return self._normalise(x, mean.value, var.value, scale, bias)
     number = x.size // x.shape[-1]
     if number < 2:
       raise UserError(
@@ -65,7 +65,11 @@ class BatchNorm(nn.Module):
       unbiased = spread * (number / (number - 1))
       for running, new in ((mean, now), (var, unbiased)):
         running.value = self.momentum * running.value + (1 - self.momentum) * new
-    return _normalise(x, now, spread, scale, bias, self.dtype)
+    return self._normalise(x, now, spread, scale, bias)
+
+  def _normalise(self, x, mean, var, scale, bias):
+    factor = scale * lax.rsqrt(var + self.eps)
+    return ((x.astype(jnp.float32) - mean) * factor + bias).astype(self.dtype)
 
 
 def _moments(x):
@@ -77,8 +81,3 @@ def _moments(x):
   x = x.astype(jnp.float32)
   mean, square = x.mean(axes), lax.square(x).mean(axes)
   return mean, jnp.maximum(square - lax.square(mean), 0.0)
-
-
-def _normalise(x, mean, var, scale, bias, dtype):
-  factor = scale * lax.rsqrt(var + EPS)
-  return ((x.astype(jnp.float32) - mean) * factor + bias).astype(dtype)

@@ -3,7 +3,7 @@
 Table 8 of the ViT paper compares them; section D.4 defines them.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -245,11 +245,14 @@ class Kind(NamedTuple):
     interleaved: whether angle j rotates the channels 2 j and 2 j + 1, as in EVA-02;
       otherwise it rotates the channels j and j + Dh / 2, as in DINOv3.
     base: frequencies are base ** (-k / (Dh / 4)), k = 0, 1, ...
+    side: for positions from -1 to 1, the side of the grid that both axes are divided by:
+      max, min, or its own for each axis; None: positions are numbers of rows and columns.
   """
 
   axes: str
   interleaved: bool
   base: float
+  side: Literal['own', 'max', 'min'] | None = None
 
 
 ROPES = {
@@ -262,7 +265,10 @@ ROPES = {
   'eva': Kind('yx', True, 10_000.0),
   'pe': Kind('xy', True, 10_000.0),
   # DINOv3 (arXiv 2508.10104): positions in [-1, 1], angles of up to 2 pi.
-  'dinov3': Kind('yx', False, 100.0),
+  'dinov3': Kind('yx', False, 100.0, 'own'),
+  # The same with the other values of the authors' option `normalize_coords`.
+  'dinov3_max': Kind('yx', False, 100.0, 'max'),
+  'dinov3_min': Kind('yx', False, 100.0, 'min'),
 }
 
 
@@ -319,8 +325,11 @@ class Rope(nn.Module):
 
   def _places(self, kind: Kind):
     steps = [np.arange(n) + self.first for n in self.grid]
-    if self.kind == 'dinov3':
-      steps = [2 * (i + 0.5) / n - 1 for i, n in zip(steps, self.grid, strict=True)]
+    if kind.side:
+      h, w = self.grid
+      sides = {'own': (h, w), 'max': (max(h, w),) * 2, 'min': (min(h, w),) * 2}
+      sides = sides[kind.side]
+      steps = [2 * (i + 0.5) / n - 1 for i, n in zip(steps, sides, strict=True)]
     elif self.reference is not None:
       sizes = zip(steps, self.grid, self.reference, strict=True)
       steps = [i / n * to for i, n, to in sizes]
@@ -350,7 +359,7 @@ class Rope(nn.Module):
     else:
       base = kind.base if self.base is None else self.base
       frequencies = base ** (-np.arange(head // 4) / (head // 4))
-    if self.kind == 'dinov3':
+    if kind.side:
       frequencies = 2 * np.pi * frequencies
     angles = places[:, :, None] * frequencies
     return angles.reshape(len(places), -1).astype(np.float32)

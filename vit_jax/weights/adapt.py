@@ -114,28 +114,39 @@ def tabulate_positions(
   return {**flat, family.position: table}, fields
 
 
-def resize_offsets(table: np.ndarray, new: tuple[int, ...]) -> np.ndarray:
-  """Resizes a table of relative positions for another size of window or map, as PyTorch does.
+def resize_offsets(
+  table: np.ndarray, new: tuple[int, ...], matrix=resample.bicubic_of_edges
+) -> np.ndarray:
+  """Resizes a table of relative positions for another size of window or map.
 
-  Tables of Swin, [2 h - 1, 2 w - 1, M], are resized bicubically, as its authors do. Tables of
-  MViT, [2 n - 1, Dh], are resized linearly, as timm and detectron2 do.
+  Tables of MViT, [2 n - 1, Dh], are resized linearly, as timm and detectron2 do.
 
   Args:
     new: the new shape without the last axis.
+    matrix: for tables of Swin, [2 h - 1, 2 w - 1, M], the matrix of an axis; bicubic, as
+      Swin's authors resize them, or `resample.geometric`, as timm does.
   """
   if len(new) == 1:
     matrix = resample.matrix(len(table), *new, 'bilinear', antialias=False)
     return (matrix @ table).astype(table.dtype)
-  return _resize(table, new, resample.bicubic_of_edges)
+  return _resize(table, new, matrix)
 
 
 def resize_pairs(
-  table: np.ndarray, old: tuple[int, int], new: tuple[int, int]
+  table: np.ndarray,
+  old: tuple[int, int],
+  new: tuple[int, int],
+  matrix=RESIZERS['bilinear_plain'],
 ) -> np.ndarray:
-  """Resizes a table of pairs of patches (see `Family.pairs`), like BEiT in transformers."""
+  """Resizes a table of pairs of patches (see `Family.pairs`) for another grid.
+
+  Args:
+    matrix: the matrix of an axis; bilinear, as in transformers' BEiT, or
+      `resample.geometric`, as in timm.
+  """
   before, after = ([2 * n - 1 for n in grid] for grid in (old, new))
   pairs, rest = np.split(table, [math.prod(before)])
-  pairs = _resize(pairs.reshape(*before, -1), after, RESIZERS['bilinear_plain'])
+  pairs = _resize(pairs.reshape(*before, -1), after, matrix)
   return np.concatenate([pairs.reshape(-1, table.shape[1]), rest])
 
 
@@ -343,6 +354,8 @@ def _resize_all(
     old_fields = _set_patches(fields, kernel.shape[:2])
   new = grid(image_size, fields)
   old = grid(source.image_size, old_fields) if source.image_size else None
+  # timm resizes the tables of all families alike.
+  own = {'matrix': resample.geometric} if source.format == 'timm' else {}
   for name, x in flat.items():
     stacked, _ = family.stacked(name) or ('', 0)
     shape = shapes.get(name) or shapes.get(stacked, ())[1:]
@@ -350,16 +363,18 @@ def _resize_all(
     if len(shape) != x.ndim:
       continue
     if before != after and re.fullmatch(family.offsets or '', name):
-      resized[name] = resize_offsets(x, after)
+      resized[name] = resize_offsets(x, after, **own)
       a, b = ('x'.join(str((n + 1) // 2) for n in side) for side in (before, after))
-      kind = ('windows', 'bicubic') if len(after) == 2 else ('sides of maps', 'linear')
+      kind = ('windows', 'geometric' if own else 'bicubic')
+      kind = kind if len(after) == 2 else ('sides of maps', 'linear')
       notes.append(f'position tables of {kind[0]} resized from {a} to {b}, {kind[1]}')
     elif before != after and re.fullmatch(family.pairs or '', name):
       side = (math.isqrt(len(x)) + 1) // 2  # An unknown grid is assumed to be square.
       before = old or (side, side)
-      resized[name] = resize_pairs(x, before, new)
+      resized[name] = resize_pairs(x, before, new, **own)
+      kind = 'geometric' if own else 'bilinear'
       notes.append(
-        f'tables of pairs of patches resized from {before} to {new}, bilinear'
+        f'tables of pairs of patches resized from {before} to {new}, {kind}'
       )
     elif axes and x.ndim == 3:
       if axes == 'hw':  # An unknown grid is assumed to be square.

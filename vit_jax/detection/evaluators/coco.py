@@ -164,7 +164,7 @@ class Coco(OneSplit):
     detections = boxes.postprocess(predict(variables, batch))
     if self._masks and 'masks' not in detections:
       raise UserError('coco: masks=True, but the model gives boxes without masks.')
-    names = detections.keys() - (set() if self._masks else {'masks'})
+    names = detections.keys() - (set() if self._masks else {'masks', 'grow'})
     return {name: detections[name] for name in names} | rows
 
 
@@ -172,13 +172,15 @@ def _run_lengths(rows: dict, sizes: np.ndarray) -> np.ndarray:
   """Encodes the masks of valid detections as run lengths, in an array of objects [B, Q].
 
   Args:
-    rows: 'masks' [B, Q, m, m], 'boxes' [B, Q, 4] in pixels, 'valid' [B, Q].
+    rows: 'masks' [B, Q, m, m], 'boxes' [B, Q, 4] in pixels, 'valid' [B, Q], and 'grow' if
+      masks grow when they are drawn.
     sizes: [B, 2], heights and widths.
   """
   out = np.full(rows['valid'].shape, None)
   for place in zip(*np.nonzero(rows['valid']), strict=True):
     mask, box = rows['masks'][place], rows['boxes'][place]
-    (pixels,) = paste(mask[None], box[None], tuple(sizes[place[0]]))
+    size = tuple(sizes[place[0]])
+    (pixels,) = paste(mask[None], box[None], size, 'grow' in rows)
     out[place] = rle.encode(pixels)
   return out
 

@@ -108,8 +108,9 @@ class RCNN(Model):
     Returns:
       Without targets, (detections, out): 'boxes' [B, D, 4], left, top, right, bottom as
       fractions of the image without its padding; 'scores' [B, D]; 'labels' int [B, D];
-      'valid' bool [B, D]; and 'masks' [B, D, 28, 28], probabilities. `out` has maps,
-      proposals and the outputs of all stages.
+      'valid' bool [B, D]; and 'masks' [B, D, 28, 28], probabilities. 'grow' bool [B, D] is
+      there only for masks that grow before `regions.masks.paste` draws them. `out` has
+      maps, proposals and the outputs of all stages.
       With targets, ({'rpn': ..., 'stages': [...], 'masks': [...]}, out), as
       `tasks.rcnn.losses` reads it; see `_train`.
     """
@@ -208,8 +209,9 @@ class RCNN(Model):
         iou = jnp.where(inside, iou, -1.0)
       index, label = assign.match(iou, valid, 0.3, 0.7, origin.low_quality)
       label = jnp.where(inside, label, -1)
-      drawn = assign.sample(priority, label, self.anchor_sample, 0.5)
-      first = drawn.index[: max(self.anchor_sample // 2, 1)]  # positives come first
+      most = self.anchor_sample // 2
+      drawn = assign.sample(priority, label, self.anchor_sample, most)
+      first = drawn.index[: max(most, 1)]  # positives come first
       positives = {
         'boxes': jnp.asarray(every)[first],
         'target': boxes[index[first]],
@@ -329,6 +331,8 @@ class RCNN(Model):
       heads = self._mask_heads()
       logits = [head(pooled, detections['labels'], train=train) for head in heads]
       outputs['masks'] = sum(map(jax.nn.sigmoid, logits)) / len(heads)
+      if origin.grow_masks:
+        outputs['grow'] = outputs['valid']
       out['mask_pooled'] = pooled
     return outputs, out
 
@@ -341,7 +345,7 @@ class RCNN(Model):
     class of the target; 'boxes' [B, M, 4]; 'valid' bool [B, M]; and 'index' int [B, M], the
     position of the target.
     """
-    origin, share = ORIGINS[self.origin], 0.25
+    origin = ORIGINS[self.origin]
     boxes, valid = proposals['boxes'], proposals['valid']
     heads, mask_heads = self._box_heads(), self._mask_heads()
     stages, masks = [], []
@@ -358,8 +362,8 @@ class RCNN(Model):
       label = rows['label']
       stages.append({**rows, 'logits': logits, 'deltas': deltas})
       if i < len(mask_heads):
-        # Only positives have masks. They come first, and are at most this share.
-        few = {k: x[:, : max(int(self.box_sample * share), 1)] for k, x in rows.items()}
+        # Only positives have masks. They come first, and are at most a quarter.
+        few = {k: x[:, : max(self.box_sample // 4, 1)] for k, x in rows.items()}
         positive = few['valid'] & (few['label'] < self.num_classes)
         pooled = self._pool(source, few['boxes'], MASK_BINS)
         classes = jnp.minimum(few['label'], self.num_classes - 1)
@@ -392,7 +396,8 @@ class RCNN(Model):
       label = jnp.where(rows['valid'], label, -1)
       rows = {**rows, 'index': index}
       if sampled:
-        drawn = assign.sample(priority, label, number, 0.25)
+        # A quarter of the boxes to sample, even if there are fewer candidates.
+        drawn = assign.sample(priority, label, number, self.box_sample // 4)
         rows = {key: x[drawn.index] for key, x in rows.items()}
         rows['valid'], label = drawn.valid, jnp.where(drawn.positive, 1, 0)
         rows['sampled'] = drawn.index

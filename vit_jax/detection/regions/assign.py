@@ -68,20 +68,20 @@ class Sample(NamedTuple):
   valid: jax.Array
 
 
-def sample(priority: jax.Array, label: jax.Array, number: int, share: float) -> Sample:
-  """Samples positives up to a share, and fills the sample up with negatives.
+def sample(priority: jax.Array, label: jax.Array, number: int, most: int) -> Sample:
+  """Samples at most `most` positives, and fills the sample up with negatives.
 
   Args:
     priority: float32 [M], uniformly random. Candidates with the smallest values are taken.
     label: int [M]: 1, 0, or -1 for candidates that are left out.
-    share: largest share of positives; their number is rounded down.
+    number: rows of the sample.
   """
 
   def draw(kind: int, n: int):
     """Returns the positions of the n candidates of a label that come first."""
     return jax.lax.top_k(jnp.where(label == kind, -priority, -jnp.inf), n)[1]
 
-  most = min(int(number * share), len(label))
+  most = min(most, number, len(label))
   positives, negatives = draw(1, most), draw(0, min(number, len(label)))
   p = jnp.minimum((label == 1).sum(), most)
   n = jnp.minimum((label == 0).sum(), number - p)

@@ -12,10 +12,11 @@ def targets(
   extents: jax.Array,
   boxes: jax.Array,
   index: jax.Array,
-  size: int,
+  size: jax.Array,
+  bins: int,
   aligned: bool = True,
 ) -> jax.Array:
-  """Returns the share of each bin that the box's mask covers, [R, size, size].
+  """Returns the share of each bin that the box's mask covers, [R, bins, bins].
 
   This is RoIAlign of the masks with one sample per cell, as detectron2's
   `BitMasks.crop_and_resize`, which then thresholds at 0.5.
@@ -26,7 +27,8 @@ def targets(
       the box of the object. Outside of it the mask is 0.
     boxes: corners [R, 4].
     index: int [R], the mask of each box.
-    size: bins along each side of a box.
+    size: height and width of the image, [2].
+    bins: bins along each side of a box.
     aligned: as in `roi_align`.
   """
   scale = 1 / 255 if masks.dtype == jnp.uint8 else 1
@@ -38,14 +40,34 @@ def targets(
   per_pixel = jnp.where(length == cells, 1, cells / jnp.where(length > 0, length, 1))
   low = (boxes[:, :2] - extents[:, :2]) * per_pixel  # [R, 2]
   high = (boxes[:, 2:] - extents[:, :2]) * per_pixel
-  columns = bin_weights(low[:, 0], high[:, 0], width, size, aligned=aligned)
-  rows = bin_weights(low[:, 1], high[:, 1], height, size, aligned=aligned)
+  # Extents that reach the border of the image, but for rounding.
+  starts = extents[:, :2] < 1e-2
+  ends = extents[:, 2:] > size[::-1] - 1e-2
+  x, y = ((low[:, i], high[:, i], starts[:, i], ends[:, i]) for i in (0, 1))
+  columns = _weights(*x, width, bins, aligned)
+  rows = _weights(*y, height, bins, aligned)
   chosen = masks[index].astype(jnp.float32)
   pooled = jnp.einsum('rph,rhw->rpw', rows, chosen, precision='highest')
   return scale * jnp.einsum('rqw,rpw->rpq', columns, pooled, precision='highest')
 
 
-def paste(masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _weights(low, high, at_start, at_end, cells: int, bins: int, aligned: bool):
+  """Returns the weight of each cell in each bin of one axis, [R, bins, cells].
+
+  A sample beyond the border of the image takes the outermost cell, as RoIAlign does. Beyond
+  an extent that ends before the border there is a margin of zeros.
+  """
+  clamped = bin_weights(low, high, cells, bins, aligned=aligned)
+  around = bin_weights(low + 1, high + 1, cells + 2, bins, aligned=aligned)
+  cell = jnp.arange(cells)
+  margin = (cell == 0) & ~at_start[:, None]
+  margin |= (cell == cells - 1) & ~at_end[:, None]
+  return jnp.where(margin[:, None], around[..., 1:-1], clamped)
+
+
+def paste(
+  masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int], grow: bool = False
+) -> np.ndarray:
   """Stretches masks over their boxes and thresholds them at 0.5; returns bool [n, H, W].
 
   Interpolates bilinearly between the centres of cells; outside of its box a mask is 0. This
@@ -54,7 +76,16 @@ def paste(masks: np.ndarray, boxes: np.ndarray, size: tuple[int, int]) -> np.nda
   Args:
     masks: probabilities [n, m, m].
     boxes: corners [n, 4] in pixels of the image.
+    grow: whether a mask and its box first grow by a cell on each side, and the box is
+      rounded to whole pixels. This is torchvision's `paste_masks_in_image`.
   """
+  if grow:
+    masks, cells = np.pad(masks, ((0, 0), (1, 1), (1, 1))), masks.shape[-1]
+    low, high = np.split(np.asarray(boxes, np.float32), 2, 1)
+    half = (high - low) / 2 * np.float32((cells + 2) / cells)
+    centre = (high + low) / 2
+    low, high = np.trunc(centre - half), np.trunc(centre + half) + 1
+    boxes = np.concatenate([low, high], 1)
   result = np.zeros((len(masks), *size), bool)
   for canvas, mask, box in zip(result, masks, boxes, strict=True):
     left, top, right, bottom = box

@@ -41,6 +41,7 @@ class Origin:
     rpn_beta, box_beta: where smooth L1 becomes linear; 0 means L1.
     soft_masks: whether the target of a mask's cell is the fraction that the object covers
       (True) or only 0 or 1 (False).
+    grow_masks: whether masks grow by a cell before they are pasted, see `masks.paste`.
   """
 
   aligned: bool = True
@@ -62,6 +63,7 @@ class Origin:
   rpn_beta: float = 0.0
   box_beta: float = 0.0
   soft_masks: bool = False
+  grow_masks: bool = False
 
 
 ORIGINS = {
@@ -77,6 +79,7 @@ ORIGINS = {
     rpn_beta=1 / 9,
     box_beta=1 / 9,
     soft_masks=True,
+    grow_masks=True,
   ),
   'mmdetection': Origin(
     level_epsilon=1e-6,

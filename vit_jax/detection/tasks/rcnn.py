@@ -100,6 +100,7 @@ class RCNN:
       'valid': valid & (coding.sides(corners) > 0).all(-1),
       'key': jax.random.key_data(keys),
       'weight': weight,
+      'size': size,
     }
     if 'masks' in batch:
       target |= {'masks': batch['masks'], 'extents': pixels(batch['extents'])}
@@ -154,8 +155,8 @@ def losses(
       `models.rcnn`. Labels of anchors are 1, 0, or -1 if not sampled. Labels of regions are
       classes, or K for the background.
     targets: 'weight' [B], which sum to 1 over the whole batch and are 0 for images that do
-      not count; for masks also 'masks' [B, N, h, w] and 'extents' [B, N, 4], see
-      `regions.masks.targets`.
+      not count; for masks also 'masks' [B, N, h, w], 'extents' [B, N, 4] and 'size' [B, 2],
+      see `regions.masks.targets`.
     nominal: number of anchors to sample from an image.
     box_loss, box_weight, proposal_loss, proposal_weight: see `RCNN`.
 
@@ -230,14 +231,13 @@ def mask_targets(targets: dict, rows: dict, origin: Origin) -> jax.Array:
   """Returns the targets of the regions' masks, float32 [B, M, m, m] from 0 to 1.
 
   Args:
-    targets: 'masks' and 'extents', see `regions.masks.targets`.
+    targets: 'masks', 'extents' and 'size', see `regions.masks.targets`.
     rows: the regions: 'boxes' [B, M, 4], 'index' int [B, M] and 'logits' [B, M, m, m].
   """
-  size = rows['logits'].shape[-1]
-  cut = lambda *args: masks.targets(*args, size, origin.aligned)
-  shares = jax.vmap(cut)(
-    targets['masks'], targets['extents'], rows['boxes'], rows['index']
-  )
+  bins = rows['logits'].shape[-1]
+  cut = lambda *args: masks.targets(*args, bins, origin.aligned)
+  parts = (targets['masks'], targets['extents'], rows['boxes'], rows['index'])
+  shares = jax.vmap(cut)(*parts, targets['size'])
   return shares if origin.soft_masks else (shares >= 0.5).astype(jnp.float32)
 
 
