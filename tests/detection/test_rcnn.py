@@ -253,7 +253,9 @@ def test_pickles_of_detectron2(tmp_path, monkeypatch):
 def test_norms_of_the_first_files_of_torchvision_have_no_epsilon(tmp_path):
   arrays = two_stage.FOLDER / 'mask_rcnn_torchvision' / 'model.safetensors'
   file = tmp_path / 'maskrcnn_resnet50_fpn_coco-bf2d0c1e.safetensors'
-  epsilon = lambda: weights.read_header(file).fields['backbone']['backbone'].get('norm_eps')
+  epsilon = lambda: (
+    weights.read_header(file).fields['backbone']['backbone'].get('norm_eps')
+  )
   shutil.copy(arrays, file)
   assert epsilon() == 0
   model = models.build('rcnn', **weights.read_header(file).fields)

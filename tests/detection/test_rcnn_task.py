@@ -257,9 +257,7 @@ def test_fewer_candidates_than_the_sample_are_all_drawn():
 
   @jax.jit
   def sample(images, target):
-    (outputs, _), _ = model.init_with_output(
-      jax.random.key(0), images, None, target
-    )
+    (outputs, _), _ = model.init_with_output(jax.random.key(0), images, None, target)
     return outputs['stages'][0]
 
   stage = sample(images, target)

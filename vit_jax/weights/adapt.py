@@ -373,9 +373,7 @@ def _resize_all(
       before = old or (side, side)
       resized[name] = resize_pairs(x, before, new, **own)
       kind = 'geometric' if own else 'bilinear'
-      notes.append(
-        f'tables of pairs of patches resized from {before} to {new}, {kind}'
-      )
+      notes.append(f'tables of pairs of patches resized from {before} to {new}, {kind}')
     elif axes and x.ndim == 3:
       if axes == 'hw':  # An unknown grid is assumed to be square.
         side = math.isqrt(max(x.shape[1] - (shape[1] - math.prod(new)), 0))
