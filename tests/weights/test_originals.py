@@ -133,6 +133,8 @@ def test_a_file_without_such_a_name_is_asked_for(tmp_path, monkeypatch):
   assert '-1.79' in source.pp  # CLIP's levels
   with pytest.raises(UserError, match=naming('num_heads', 'act')):
     weights.read(str(tmp_path / 'mine.pth'))
+  with pytest.raises(UserError, match=naming('pass another num_heads', 'num_heads=7')):
+    weights.read(str(tmp_path / 'ViT-B-32.pt'), num_heads=7)
 
 
 # -- written --------------------------------------------------------------------------

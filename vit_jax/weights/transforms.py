@@ -48,23 +48,32 @@ group_norm = _one(lambda x: x.reshape(-1), lambda x: x.reshape(1, 1, 1, -1))
 factors = _one(lambda x: x.reshape(-1), lambda x: x.reshape(-1, 1, 1))
 
 
+def _divide(channels: int, heads: int) -> tuple[int, int]:
+  """Returns (heads, channels of each)."""
+  if channels % heads:
+    raise ValueError(
+      f'{channels} channels are no multiple of num_heads={heads}: pass another num_heads'
+    )
+  return heads, channels // heads
+
+
 def heads_kernel(heads: int) -> Transform:
   """Maps a kernel [D_out, D_in] to [D_in, M, Dh]."""
   return _one(
-    lambda x: x.T.reshape(x.shape[1], heads, -1),
+    lambda x: x.T.reshape(x.shape[1], *_divide(len(x), heads)),
     lambda x: x.reshape(x.shape[0], -1).T,
   )
 
 
 def heads_bias(heads: int) -> Transform:
   """Maps a bias [D] to [M, Dh]."""
-  return _one(lambda x: x.reshape(heads, -1), lambda x: x.reshape(-1))
+  return _one(lambda x: x.reshape(_divide(x.size, heads)), lambda x: x.reshape(-1))
 
 
 def out_kernel(heads: int) -> Transform:
   """Maps a kernel [D_out, D_in] to [M, Dh, D_out]."""
   return _one(
-    lambda x: x.T.reshape(heads, -1, x.shape[0]),
+    lambda x: x.T.reshape(*_divide(x.shape[1], heads), x.shape[0]),
     lambda x: x.reshape(-1, x.shape[-1]).T,
   )
 
