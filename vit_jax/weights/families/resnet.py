@@ -140,11 +140,11 @@ def _timm_fields(args: dict, name: str) -> dict:
 
 
 # In all formats, a block's stride and dilation belong to its second convolution.
-_ORDER = dict(stride_first=(False,), dilate_first=(False,))
+_FIXED = dict(stride_first=(False,), dilate_first=(False,), norm_eps=(1e-5,))
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  configs.need(fields, 'timm', **_ORDER)
+  configs.need(fields, 'timm', **_FIXED)
   if len(fields['depths']) != 4:
     raise ValueError(f'a ResNet of timm has 4 stages, not depths={fields["depths"]}')
   basic, args = fields['block'] == 'basic', {'layers': list(fields['depths'])}
@@ -184,7 +184,7 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 
 def _hf_config(fields, image_size, class_names) -> dict:
   strides = tuple(4 << s for s in range(len(fields['depths']) - 1, 6))
-  plain = dict(deep_stem=(None,), avg_down=(False,), narrow=(None,), **_ORDER)
+  plain = dict(deep_stem=(None,), avg_down=(False,), narrow=(None,), **_FIXED)
   configs.need(fields, 'transformers', output_stride=strides, **plain)
   args = {
     'embedding_size': fields['stem_width'],
