@@ -4,12 +4,12 @@
   vit_jax train --config=cifar10_ti16:debug
 
 The model is timm's vit_tiny_patch16_224. By default it starts from Google's published
-weights; weights=model.safetensors takes timm's, and weights= trains from scratch. Images are
-resized to 224, with mean and std 0.5. Adam at 1e-3, batch 128, ten epochs, a cosine that is
-set once an epoch, and the checkpoint with the best validation loss. From the eighth epoch on
-the rate stays constant and the weights are averaged. Expected: 95 to 97 %. Adam at 1e-3 is
-high for pre-trained weights; configs/finetune.py does better. Not run here, because neither
-weights nor data are available.
+weights; weights=model.safetensors starts from timm's, and weights= from scratch. Images are
+resized to 224, with mean and std 0.5. Adam at 1e-3, batch 128, ten epochs, a cosine schedule
+that changes once per epoch, and the checkpoint with the best validation loss. From the eighth
+epoch on, the rate stays constant and the weights are averaged. Expected: 95 to 97 %. The rate
+is high for pre-trained weights; configs/finetune.py does better. Not run here, because
+neither weights nor data are available.
 
 Smallest slices: v3:2x2 or v5e:2x2.
 """
@@ -50,7 +50,7 @@ def get_config(arg=None):
   else:
     c.model.update(name='vit', variant=arg.variant)
 
-  # Pillow's resize antialiases and rounds.
+  # As Pillow, which antialiases and rounds.
   resize = f"resize({arg.res}, antialias=True, rounding='nearest')"
   pp = f'decode|{resize}|value_range'
   c.data = dict(source=arg.data, split=arg.train, batch_size=arg.batch, pp=pp)

@@ -1,4 +1,4 @@
-"""What several recipes share: default arguments, preprocessing and evaluations.
+"""Shared by several recipes: default arguments, preprocessing and evaluations.
 
 This is not a recipe, and has no `get_config`. A config file may import the files beside it.
 """
@@ -117,7 +117,7 @@ def fewshot(source: str, pp: str, batch: int, every: int) -> dict:
 def evaluate_i1k(c, arg) -> None:
   """Adds the evaluations, checkpoints and log of a run on ImageNet-1k.
 
-  Images held out from training choose the best step; the reported images do not.
+  The best step is chosen on images held out from training, not on the reported images.
   """
   c.evals = dict(minival=accuracy(arg, arg.minival), val=accuracy(arg, arg.val))
   c.checkpoint = dict(every=arg.eval_every, best='minival/top1')

@@ -56,13 +56,13 @@ def get_config(arg=None):
     weights='',
     batch=64,
     epochs=300.0,
-    # After this many epochs the rates are divided by 10.
+    # Number of epochs after which the rates are divided by 10.
     drop=200.0,
     data='tfds:coco/2017',
     train='train',
     val='validation',
     classes=80,
-    # The most boxes of an image; COCO has up to 93.
+    # Maximum number of boxes per image; in COCO there are up to 93.
     boxes=100,
     eval_every=10_000,
     dtype='bfloat16',

@@ -29,7 +29,8 @@ def get_config(arg=None):
 
   double = "resize(16, method='bicubic', rounding='nearest')"
   c.data = dict(source='digits', split='train', batch_size=arg.batch)
-  # Up to 8 degrees, 0.8 of the 16 pixels, and 5 %. More would turn digits into other digits.
+  # Rotations up to 8 degrees, shifts up to 0.8 of the 16 pixels, zooms up to 5 %. Larger ones
+  # would turn digits into other digits.
   affine = 'random_affine(8, 0.05, (0.95, 1.05))'
   c.data.pp = f'{double}|{affine}|value_range(-1, 1)'
 

@@ -102,7 +102,7 @@ def get_config(arg=None):
   c.weights = dict(source=arg.weights, skip=skip, resize=arg.resize)
   if arg.weights and arg.variant:
     c.weights.variant = arg.variant
-  # As with :debug.
+  # `:debug` has no weights.
   if not arg.weights:
     c.model.update(name='vit', variant=arg.variant)
     c.weights = dict()
@@ -117,7 +117,7 @@ def get_config(arg=None):
   res = arg.res or (32 if digits else 384)
   resize = f'resize({res}, {how})'
   augment = f"inception_crop({res}, rounding='nearest')|flip_lr"
-  # For digits as in configs/digits.py.
+  # Digits are augmented as in configs/digits.py.
   if digits:
     augment = f'{resize}|random_affine(8, 0.05, (0.95, 1.05))'
   else:

@@ -5,18 +5,18 @@
   vit_jax train --config=masked_patches:debug
 
 Half of the patch embeddings are corrupted: 80 % of them are replaced by a learned mask
-embedding, 10 % by the embedding of another patch, and 10 % are kept. From the encoded token
-of each, the model predicts the mean colour of the patch, in 3 bits per channel.
-target=downsized predicts the colours of the patch downsized to 4 x 4, and target=pixels all
-its pixels by regression. In the paper all three work, the last slightly worse. rate=0.15
-corrupts as few as BERT, which is slightly worse too.
+embedding, 10 % by the embedding of another patch, and 10 % are kept. From the encoded tokens
+of these patches, the model predicts the mean colour of each patch, in 3 bits per channel.
+target=downsized predicts the colours of the patch resized to 4 x 4, and target=pixels predicts
+all pixels by regression. In the paper all three work, the last one slightly worse. rate=0.15
+corrupts as few patches as BERT does tokens, which is slightly worse too.
 
 ViT-B/16 on JFT, Adam, rate 2e-4, warmup of 10,000 steps, cosine, batch 4096, 1M steps, about
 14 epochs. 100,000 steps, or ImageNet instead of JFT, gain similarly. Section B.1.2 names no
 weight decay, so it is 0.1, as for all models in section 4.1. Crops and flips are as in
 configs/vit_jft.py. The model averages its tokens, because the loss does not train the class
 token of the last block. Only the few-shot evaluation fewshot=tfds:NAME uses labels; `classes`
-is their number in the data. The run has the encoder without a head;
+is the number of classes in the data. The run trains the encoder without a head;
 --config=finetune:weights=RUN trains a head on it.
 
 Hardware: as configs/vit_jft.py for B/16. Expected: 79.9 % on ImageNet after fine-tuning, 2
@@ -76,7 +76,7 @@ def get_config(arg=None):
 
   # Average the tokens, because the loss does not train the class token of the last block.
   c.model = dict(name='vit', classifier='gap')
-  # For digits as in configs/digits.py.
+  # Digits: as in configs/digits.py.
   if digits:
     c.model.update(patch_size=(4, 4), width=96, depth=3, mlp_dim=192, num_heads=6)
   else:

@@ -9,8 +9,9 @@ of 2048, 70 epochs of warmup, cosine down to 8e-6, gradients clipped at norm 1, 
 mixup of 0.8 or CutMix of 1.0, random erasing of 0.25, label smoothing of 0.1, stochastic depth
 up to 0.1 (T, S), 0.3 (B), 0.5 (L). The values are from the authors' repository,
 facebookresearch/mvit: from configs/MVITv2_{T,S,B}.yaml and configs/test/MVITv2_L_test.yaml,
-or else from mvit/config/defaults.py. Augmentations are not repeated (AUG.NUM_SAMPLE is 1).
-RandAugment is timm's `rand-m9-n6-mstd0.5-inc1`, as theirs is. Warmup starts at 0, not 8e-8.
+or mvit/config/defaults.py if these lack them. Augmentations are not repeated (AUG.NUM_SAMPLE
+is 1). RandAugment is timm's `rand-m9-n6-mstd0.5-inc1`, as in theirs. Warmup starts at 0, not
+at 8e-8.
 Expected: near the published 82.3 % top-1 (T), 83.6 (S), 84.4 (B), 85.3 (L). Not run here,
 because the data is not available. For another size see configs/finetune.py.
 

@@ -19,12 +19,12 @@ and 0.3 (B). vitdet:B, L, H (arXiv 2203.16527, A.2): 100 epochs (H: 75) of batch
 1e-4, weight decay 0.1, layer decay of 0.7, 0.8 and 0.9, stochastic depth of 0.1, 0.4 and 0.5,
 large-scale jitter on canvases of 1024 pixels, from MAE. lsj=True: Swin-B and L of its
 Table 5, 50 epochs from ImageNet-21k. Each value is that of the authors' configs.
-cascade=True makes a Cascade R-CNN of any.
+cascade=True makes a Cascade R-CNN of any variant.
 
 Differences: weight decay is decoupled (1e-3 with SGD); ResNets start from torchvision's
 weights, not from Microsoft's; images are on canvases of 1344 pixels, not padded to the
 largest of a batch, and images without objects stay; warmup starts at 0; the body computes
-in bfloat16; masks are known in 112 x 112 cells of their boxes.
+in bfloat16; mask targets are stored in 112 x 112 cells per box.
 Expected: box AP near 39.0 and 41.0 (Faster and Mask R-CNN, R50-FPN, 3x; mask AP 37.2), 42.0
 (Faster, R50-FPN, times=9), 50.4, 51.8 and 51.9 (swin:T, S, B; mask 43.7, 44.7, 45.0), 51.6,
 55.6 and 56.7 (vitdet:B, L, H; mask 45.9, 49.2, 50.1). Not run here, because the data is not
@@ -56,13 +56,13 @@ DEBUG = dict(
 
 # (0 - mean) / std and (1 - mean) / std of ImageNet's pixels.
 LEVELS = '(-2.1179, -2.0357, -1.8044), (2.2489, 2.4286, 2.64)'
-# Rates of stochastic depth and of layer decay, and weights.
+# {size: (rate of stochastic depth, layer decay, weights)}.
 VITDET = {
   'B': (0.1, 0.7, 'vit_base_patch16_224.mae'),
   'L': (0.4, 0.8, 'vit_large_patch16_224.mae'),
   'H': (0.5, 0.9, 'vit_huge_patch14_224.mae'),
 }
-# Rate of stochastic depth, and weights.
+# {size: (rate of stochastic depth, weights)}.
 SWIN = {
   'T': (0.2, 'swin_tiny_patch4_window7_224.ms_in1k'),
   'S': (0.2, 'swin_small_patch4_window7_224.ms_in1k'),
@@ -82,7 +82,7 @@ SMALL = {
 
 
 class Recipe(NamedTuple):
-  """The part of a recipe that does not belong to one section of the config."""
+  """The values of a recipe that are used in several sections of the config."""
 
   batch: int
   steps: int
@@ -92,11 +92,11 @@ class Recipe(NamedTuple):
   weights: str
   # Whether to use large-scale jitter on canvases of 1024 pixels.
   jitter: bool = False
-  # Whether to use DETR's crops; otherwise sizes of 640 to 800 pixels alone.
+  # Whether to use DETR's crops; otherwise images are only resized to 640 to 800 pixels.
   crops: bool = True
 
 
-# mmdetection's epochs of the 117,266 images with objects.
+# Steps of mmdetection's epochs, which have the 117,266 images with objects.
 EPOCH = 7330
 
 
@@ -173,24 +173,24 @@ def get_config(arg=None):
     debug=DEBUG,
     variant='R50-FPN',
     masks=True,
-    # The steps of ResNets, as multiples of 90,000: 1, 3, or 9 for "+".
+    # ResNets: number of steps, in multiples of 90,000: 1, 3, or 9 for "+".
     times=3,
-    # Cascade R-CNN, which Swin's recipe always is.
+    # Whether to use Cascade R-CNN. Swin's recipe always does.
     cascade=False,
-    # A Swin by ViTDet's recipe.
+    # Whether to train a Swin by ViTDet's recipe.
     lsj=False,
     # For debugging: a narrow model, canvases of 64 pixels.
     small=False,
     # Weights of the backbone; '' means those from Hugging Face.
     weights='',
-    # 0 means the number of the recipe.
+    # 0 means the value of the recipe.
     steps=0,
     batch=0,
     data='coco:data/coco',
     train='train2017',
     val='val2017',
     classes=80,
-    # The most boxes of an image; COCO has up to 93.
+    # Maximum number of boxes per image; in COCO there are up to 93.
     boxes=100,
     eval_every=10_000,
     dtype='bfloat16',

@@ -11,7 +11,7 @@ decay 0.1 and clipping at 1). Table 2 of the paper gives 230 TPUv3-core-days for
 run here, because the data is not available.
 
 Data: TFDS has no ImageNet-21k. `vit_jax prepare imagenet21k` makes it from the archive of
-image-net.org; the newer archive has fewer classes (classes=19167). Or take data=folder:PATH
+image-net.org; the newer archive has fewer classes (classes=19167). Or use data=folder:PATH
 with train=... and val=.... fewshot=tfds:NAME adds a few-shot evaluation on the train and test
 splits of that data set.
 

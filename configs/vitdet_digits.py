@@ -71,7 +71,7 @@ def get_config(arg=None):
 
   vit = dict(patch_size=(8, 8), width=96, depth=4, mlp_dim=192, num_heads=6)
   if arg.head == 'classify':
-    # A digit is as large as on a canvas, and covers as many tokens as a window below.
+    # A digit is as large as on a canvas, and covers as many tokens as a window has below.
     affine = 'random_affine(8, 0.25, (0.4, 1.0))'
     pp = f"resize(32, method='bicubic', rounding='nearest')|{affine}|value_range"
     data = dict(source='digits', pp=pp)
@@ -93,8 +93,8 @@ def get_config(arg=None):
   elif arg.head == 'segment':
     data['source_options'] = dict(segments=True)
     pyramid = dict(name='sfp', backbone=vitdet, channels=32, extra_level=False)
-    # The groups of GroupNorm have 4 channels, as published; with 1 or 2 it hardly learns. The
-    # finest map, p1, costs as much as all the others together and adds nothing here.
+    # The groups of GroupNorm have 4 channels, as published; with 1 or 2 the model hardly
+    # learns. The finest map, p1, costs as much as all other maps and adds nothing here.
     c.model = dict(name='semantic_fpn', backbone=pyramid, channels=128)
     c.model.levels = ('p2', 'p3', 'p4')
     c.task = dict(name='segment')
