@@ -42,7 +42,7 @@ COMMANDS = Registry(
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs `vit_jax COMMAND ...`; returns the exit code, or exits with the command's."""
+  """Runs `vit_jax COMMAND ...`; returns the exit code of the command, or exits with it."""
   return cli.run(_dispatch, argv)
 
 

@@ -25,8 +25,8 @@ INT32, FLOAT32 = 2**31 - 1, 3.4e38
 
 
 # -- rules: callables (where, value, section), in `Annotated` -------------------------
-# They check a value other than None, and raise UserError. `where` is the key's full name,
-# `section` the dict in which it stands.
+# A rule checks any value but None, and raises UserError. `where` is the key's full name, and
+# `section` is the dict that holds the key.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Range:
   low: float
   high: float = math.inf
   ends: str = '[]'
-  # The reason for a bound, for the message.
+  # Why there is a bound, for the error message.
   why: str = ''
 
   def __call__(self, where: str, value, section) -> None:
@@ -127,7 +127,7 @@ def bind(
 
   Args:
     where: the name of the section in messages, 'config.optim'.
-    provided: parameters that the run passes, and a config may not set.
+    provided: parameters that the run passes; a config may not set them.
     extra: {key: annotation} of keys that other code reads.
   """
   check(where, section, dict)

@@ -118,7 +118,7 @@ class Fields(argparse.Action):
 
 
 def refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
-  """Raises UserError, '--NAME why.', if one of these options has a value."""
+  """Raises UserError with the text '--NAME why.' if one of these options is set."""
   for name in names:
     if getattr(args, name, None) not in (None, {}):
       raise UserError(f'--{name} {why}.')

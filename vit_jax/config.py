@@ -111,7 +111,9 @@ def _find(file: str) -> Path:
     hint = f' Did you mean "{path.stem}"?'
   else:
     hint = did_you_mean(file, [*names, *map(str, path.parent.glob('*.py'))])
-  raise UserError(f'No config {file!r}: a FILE.py, or one of {", ".join(names)}.{hint}')
+  raise UserError(
+    f'No config {file!r}: expected a FILE.py, or one of {", ".join(names)}.{hint}'
+  )
 
 
 def to_dicts(config) -> dict:
@@ -142,7 +144,7 @@ def override(config: dict, assignments: list[str]) -> None:
     if isinstance(old, dict) and not isinstance(value, dict):
       raise UserError(
         f'config.{key}={text} is a section: set one of its keys {sorted(old)}, or '
-        f'empty it, --config.{key}={{}}'
+        f'empty it with --config.{key}={{}}'
       )
     node[last] = value
 
@@ -213,7 +215,7 @@ class Unreadable(UserError):
 
 
 def read(folder: str | Path) -> dict:
-  """Returns the resolved config of a run's folder."""
+  """Returns the resolved config from a run's folder."""
   path = files.path(folder) / 'config.json'
   try:
     with files.outages(path):

@@ -170,7 +170,8 @@ def _batches(
     parts = iter(lambda: [*itertools.islice(images, batch_size)], [])
     for part in _ahead([pool.submit(read, x) for x in part] for part in parts):
       rows, why = zip(*(future.result() for future in part), strict=True)
-      # The first batch is full unless it holds all images; later ones are padded to it.
+      # The first batch is full unless it holds all images; later ones are padded to its
+      # size.
       size = size or -(-len(why) // divisor) * divisor
       batch = {
         'image': np.zeros((size, *shape), np.float32),

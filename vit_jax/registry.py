@@ -18,7 +18,7 @@ from typing import Any
 from vit_jax.errors import choose
 
 RINGS = ('vit_jax.detection', 'vit_jax.lab')
-# The tables of the core. ENTRIES of a ring has these keys.
+# Names of the tables of the core. They are the keys that a ring's ENTRIES may have.
 TABLES = (
   'model',
   'loss',

@@ -39,7 +39,7 @@ from vit_jax.checkpoint.fingerprint import fingerprints, survey
 from vit_jax.checkpoint.storage import Damaged, Storage, together
 from vit_jax.errors import NoUsableCheckpoint, Unreachable, UserError
 
-# Prefix of leaves that are described and not stored.
+# Prefix of frozen leaves. The manifest describes them, but they are not stored.
 FROZEN = 'frozen/'
 
 
@@ -54,7 +54,7 @@ class Checkpoints(Storage):
       newest is damaged.
     keep_every: steps that are multiples of this number are kept for good; None: no such
       steps.
-    best: name of a metric. The step where it was best is kept. A step that was saved
+    best: name of a metric. The step with its best value is kept. A step that was saved
       without that metric, or with a non-finite one, is never the best.
     larger_is_better: whether larger values of that metric are better.
 
@@ -147,7 +147,7 @@ class Checkpoints(Storage):
       'metrics': {name: float(value) for name, value in (metrics or {}).items()},
     }
     sealed = {'sha256': _sha256(body), 'body': body}
-    # Reads the metrics of older steps.
+    # This reads the metrics of older steps.
     self._best(())
     self._score(body)
     stored = {name: x for name, x in flat.items() if not name.startswith(FROZEN)}
@@ -174,7 +174,7 @@ class Checkpoints(Storage):
 
     Args:
       abstract: the state, whose leaves are `jax.ShapeDtypeStruct` with the shardings to
-        restore to. The mesh need not be the one that saved.
+        restore to. The mesh may differ from that of the run that saved.
       frozen: {name: array} of the parameters in `abstract.frozen`; it may hold more.
 
     Returns:
@@ -270,7 +270,7 @@ class Checkpoints(Storage):
     return self._body(step)['meta']
 
   def manifest(self, step: int) -> dict:
-    """Returns the manifest of a step, see the module.
+    """Returns the manifest of a step; the module's docstring describes it.
 
     Raises:
       Damaged: if it is not as it was saved, or belongs to another step.

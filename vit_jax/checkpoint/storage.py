@@ -214,7 +214,7 @@ class Storage:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-  """Context manager that raises damage found by one process in all processes alike."""
+  """Context manager: damage that one process finds is raised in all processes."""
   damage = None
   try:
     yield

@@ -1,4 +1,4 @@
-"""From bytes on disk to batches for the device.
+"""Data: from bytes on disk to batches for the device.
 
     source (random access) -> order (arithmetic) -> ops (a string) -> pipeline (batches)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-  """An array.
+  """A feature whose value is an array.
 
   Attributes:
     shape: shape of one example's array. If the first length is None, it differs between
@@ -27,8 +27,7 @@ class Feature:
     dtype: a NumPy dtype.
     located: whether the values are positions, as fractions of the image's height and
       width. An op that moves pixels must then move these positions too.
-    classes: names of the classes that its integers stand for, if these are not the classes
-      of the labels.
+    classes: names of the classes that its integers stand for, if not those of the labels.
   """
 
   shape: tuple[int | None, ...] = ()
@@ -80,7 +79,7 @@ class ClassIndex:
 
 
 class MultiHot:
-  """1 at each class that is a label of the image, 0 at the others."""
+  """Multi-hot labels: 1 at each class that is a label of the image, 0 at the others."""
 
   dtype = np.dtype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Batches of examples, the same for any parallelism, number of hosts and restart.
+"""Batches of examples, which do not depend on parallelism, number of hosts or restarts.
 
 The way of an example from its bytes to the device:
 
@@ -98,7 +98,7 @@ class Batches(abc.ABC):
       classes: indices or names of classes, such as [5, 6, 'cat']. Keeps only the examples
         of these classes and labels them 0, 1, 2 in this order; `split` then counts only
         these examples. None: all classes. An evaluation on the source that the run trains
-        on takes the classes of training by default.
+        on uses the classes of training by default.
       max_bad_fraction: the run ends if more than this fraction of the split's images
         cannot be decoded; None: see `bad_images.limit`.
       bad_log: file to which each such image is appended as a line of JSON.

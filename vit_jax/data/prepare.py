@@ -237,7 +237,7 @@ def clean_image(
         image.load()
         return data
       if image.mode.startswith('I'):
-        # Of 16 bits keep the high 8, as training does.
+        # Of 16 bits, keep the high 8, as training does.
         image = image.point(lambda level: level / 256).convert('L')
       image = image if image.mode in ('L', 'RGB', 'CMYK') else image.convert('RGB')
       if shrink:

@@ -35,8 +35,8 @@ class Preprocess:
     draws: how many random numbers each random op takes, in order.
     inputs: {name: (shape, dtype)} of the example that the ops take; dtype None means
       encoded bytes.
-    one_by_one: whether the ops see one example at a time, which encoded images and
-      features of different lengths need; otherwise they see arrays of many examples.
+    one_by_one: whether the ops see one example at a time, as encoded images and features of
+      different lengths require; otherwise they see arrays of many examples.
   """
 
   def __init__(self, pp: str, source: Source, num_classes: int):
@@ -109,7 +109,7 @@ class Preprocess:
       row['image'], row['orientation'], row['upright'] = read
     for name in self._pixel_maps:
       if (size := row[name].shape) != row['upright']:
-        raise BadImage(f'its {name} are {size}, the image is {row["upright"]}')
+        raise BadImage(f'its {name} are {size}, but the image is {row["upright"]}')
       row[name] = row[name].tobytes()
     return row
 

@@ -168,7 +168,7 @@ def _pixels(
     image = ImageOps.exif_transpose(image)
     size = image.size[::-1]
   if image.mode.startswith('I'):
-    # Of 16 bits keep the high 8, as training does.
+    # Of 16 bits, keep the high 8, as training does.
     x = (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)[..., None]
     return x, size
   x = np.asarray(image.convert('L' if image.mode in ('1', 'L') else 'RGB'))

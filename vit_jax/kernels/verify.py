@@ -69,7 +69,7 @@ def _share_of_one_device(arrays, mesh):
 
 
 def verify_calls(calls: list[tuple[str, Callable, tuple]]) -> list[dict]:
-  """Runs each different call with its kernel and without, on the first device.
+  """Runs each distinct call with its kernel and without it, on the first device.
 
   Args:
     calls: (kernel, function, shapes of its arguments), see `kernels.collect_calls`.

@@ -129,7 +129,7 @@ def head(config: dict) -> dict[str, dict]:
   {'model.depth': 2, 'model.width': 48, 'model.mlp_dim': 96, **_SHORT},
 )
 def shape(config: dict) -> dict[str, dict]:
-  """Halves and doubles each axis, and all of them together with smaller patches."""
+  """Halves and doubles each axis, and all of them together; patches scale the opposite way."""
   fields = _fields(config)
   axes = ('depth', 'width', 'mlp_dim')
   cells = {'base': {f'model.{axis}': fields[axis] for axis in (*axes, 'patch_size')}}
@@ -251,7 +251,7 @@ def masked(config: dict) -> dict[str, dict]:
   (0, 1, 2),
 )
 def tune(config: dict) -> dict[str, dict]:
-  """Pre-trains on half of the classes, then tunes on 80 labels of the others."""
+  """Pre-trains on half of the classes, then tunes on 80 labelled images of the other half."""
   data, split = config['data'], _split(config)
   source = sources.build(data['source'], split, **data.get('source_options', {}))
   half, number = source.num_classes // 2, source.num_classes

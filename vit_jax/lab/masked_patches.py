@@ -119,7 +119,7 @@ def color_code(color):
 
 
 class Target:
-  """Computes targets: the colours of a patch's parts, 8 ** C classes each, or its pixels.
+  """Computes targets: for each part of a patch, one of 8 ** C colours; or the patch's pixels.
 
   Attributes:
     patch: (height, width) of a patch in pixels.

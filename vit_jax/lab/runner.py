@@ -46,7 +46,7 @@ class RunOf(NamedTuple):
 
 
 class Run(NamedTuple):
-  """A cell to train with one seed."""
+  """A run: one cell, trained with one seed."""
 
   cell: str
   changes: Mapping
@@ -107,7 +107,7 @@ def plan(
   out: Path,
   model: Mapping = {},
 ) -> list[Run]:
-  """Plans the runs of a grid, seed by seed; raises UserError for one that cannot run.
+  """Plans the runs of a grid, seed by seed; raises UserError for a run that cannot work.
 
   Args:
     cells: {name: changes}.

@@ -150,7 +150,9 @@ def _check_effect(ablation, base: dict, cells: dict, assignments: list[str]) -> 
   for key in (assignment.partition('=')[0] for assignment in assignments):
     sets = lambda cell, key=key: any(f'{key}.'.startswith(f'{k}.') for k in cell)
     if unchanged and all(map(sets, cells.values())):
-      raise UserError(f'--set {key}: the cells of this ablation set that themselves.')
+      raise UserError(
+        f'--set {key}: the cells of this ablation set this key themselves.'
+      )
 
 
 def _select(cells: dict, names: str | None) -> dict:

@@ -116,7 +116,7 @@ class Family:
   inputs: Callable[[Mapping, tuple[int, int]], dict[str, tuple]] | None = None
 
   def make(self, **fields) -> 'Model':
-    """Returns the model of these fields."""
+    """Returns the model with these fields."""
     if self.class_of is None:
       return self.model(**fields)
     cls = self.class_of(fields)

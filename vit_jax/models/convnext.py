@@ -18,7 +18,7 @@ from vit_jax.nn.layers import ACTIVATIONS, LayerNorm, MlpBlock, check_images, pa
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 # Blocks and channels per stage, from section 3 of the paper. A, F, P, N and H are from
-# appendix A.1 of V2.
+# appendix A.1 of V2's paper.
 VARIANTS = {
   'A': ((2, 2, 6, 2), (40, 80, 160, 320)),
   'F': ((2, 2, 6, 2), (48, 96, 192, 384)),
@@ -106,7 +106,7 @@ class DepthwiseConv(nn.Module):
 
 
 class Patches(nn.Module):
-  """A convolution whose stride is its kernel, after or before a norm.
+  """A convolution whose stride is the size of its kernel, after or before a norm.
 
   Maps [B, H, W, C] to [B, H / size, W / size, width].
   """
@@ -132,8 +132,8 @@ class ConvNeXt(Classifier):
 
   depths: tuple[Depth, ...] = (3, 3, 9, 3)  # blocks per stage
   widths: tuple[int, ...] = (96, 192, 384, 768)  # channels per stage
-  stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  layer_scale: float | None = 1e-6  # initial value of gamma; None: V2
+  stochastic_depth: Share = 0.0  # rate of the last block; linear from 0 in the first
+  layer_scale: float | None = 1e-6  # initial value of gamma; None: no gamma (V2)
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6  # epsilon of the final norm; transformers' ConvNext has 1e-12
 

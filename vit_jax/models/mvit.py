@@ -248,10 +248,10 @@ class MViT(Classifier):
   kv_stride: int = 4
   mlp_ratio: float = 4.0
   classifier: Literal['gap', 'token'] = 'gap'  # mean of the last map, or a class token
-  # Whether the class token's query is added to the attention's result, as the queries of the
-  # map are. timm adds it, the authors' code does not.
+  # Whether the class token's query is added to the attention's result, as the queries of
+  # the map are. timm adds it; the authors' code does not.
   class_residual: bool = False
-  stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
+  stochastic_depth: Share = 0.0  # rate of the last block; linear from 0 in the first
   # Side of the attention windows in the first stage (56 in detectors); each later stage
   # halves it. The first block of a stage has the windows of the stage before. In all stages
   # but the first, the last block has no windows; there keys and values have twice the

@@ -144,7 +144,8 @@ class ResNet(Classifier):
   block: Literal['bottleneck', 'basic'] = 'bottleneck'
   # Channels inside the bottlenecks of each stage; None: a quarter of `widths`.
   narrow: tuple[int, ...] | None = None
-  avg_down: bool = False  # shortcuts average 2x2 pixels (ResNet-D, arXiv 1812.01187)
+  # whether shortcuts average 2x2 pixels (ResNet-D, arXiv 1812.01187)
+  avg_down: bool = False
   # Pixels per position of the last features. A stage that would exceed it is dilated instead
   # of strided, as in torchvision and timm. 16 is called DC5 in detectors.
   output_stride: Literal[4, 8, 16, 32, 64] = 32
@@ -154,8 +155,9 @@ class ResNet(Classifier):
   # Whether the first block of a dilated stage has that stage's dilation (detectron2) or the
   # dilation of the stage before (torchvision, timm).
   dilate_first: bool = False
-  stochastic_depth: Share = 0.0  # rate of the last block; the first has 0, linear
-  zero_init: bool = True  # the last norm of a block starts at 0, arXiv 1706.02677, 5.1
+  stochastic_depth: Share = 0.0  # rate of the last block; linear from 0 in the first
+  # whether the last norm of a block starts at 0 (arXiv 1706.02677, 5.1)
+  zero_init: bool = True
   # Whether the norms' running statistics, scale and bias never change, as in detectors.
   frozen_norm: bool = False
   norm_eps: float = 1e-5  # 0 in the first detectors that torchvision published

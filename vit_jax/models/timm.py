@@ -87,7 +87,7 @@ def _classes() -> dict[str, int | None]:
 
 
 def classes_of(name: str) -> dict:
-  """Returns {'num_classes': number} if the weights of a name do not have the usual one."""
+  """Returns {'num_classes': number} if it is unusual for the weights of this name."""
   names = [n for n in (name, name.partition('.')[0]) if n in _classes()]
   return {'num_classes': _classes()[names[0]]} if names else {}
 

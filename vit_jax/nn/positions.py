@@ -66,7 +66,7 @@ class PositionEmbedding(nn.Module):
     elif self.kind == 'learn2d':
       if D % 2:
         raise UserError(
-          f"posemb='learn2d' needs an even width, not {D}: change it, or take 'learn'."
+          f"posemb='learn2d' needs an even width, not {D}: change it, or use 'learn'."
         )
       down = table('pos_embedding_y', h, D // 2)[:, :, None]
       across = table('pos_embedding_x', w, D // 2)[:, None]

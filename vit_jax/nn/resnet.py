@@ -151,7 +151,7 @@ def trunk(images, blocks: tuple[int, ...], width: int, *, remat: str, dtype):
   Args:
     images: [B, H, W, C].
     blocks: units per stage; () for the root alone.
-    width: channels of the root convolution; stage i has 4 width 2^(i-1).
+    width: channels of the root convolution; stage i has 4 width 2^(i-1) channels.
     remat: rematerialisation of the units, see `nn.stack`.
 
   Returns:

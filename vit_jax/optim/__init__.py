@@ -90,7 +90,7 @@ def build(
     swa: arguments of `averages.swa`, another kind of average. It cannot be combined with
       `ema`.
     accum: number of micro-batches into which a batch is cut to save memory.
-    family: the model's `Family`, from which layer_decay takes depths.
+    family: the model's `Family`, which gives the depths for layer_decay.
     **options: the optimizer's own options, see `optimizers`.
 
   Raises:

@@ -7,7 +7,7 @@ from vit_jax.check import Positive, Range
 # Maximum number of pixels of an image. The header is checked before decoding, because a PNG
 # of half a megabyte may decode to gigabytes. Ops do not make larger images either.
 MAX_PIXELS = 64_000_000
-# A square of this side has MAX_PIXELS.
+# The side of a square with MAX_PIXELS.
 MAX_SIDE = 8000
 
 Method = Literal['bilinear', 'bicubic', 'area', 'nearest']

@@ -59,7 +59,7 @@ def invert(image):
 
 
 def posterize(image, bits):
-  """Keeps the `bits` highest bits of each level; int or int32 [], 0 to 8."""
+  """Keeps the `bits` highest bits of each level. `bits` is int or int32 [], from 0 to 8."""
   cleared = tf.bitwise.left_shift(1, 8 - bits)
   return tf.bitwise.bitwise_and(image, tf.cast(256 - cleared, tf.uint8))
 
@@ -125,7 +125,7 @@ def sharpness(image, factor, truncate: bool = False):
   Args:
     truncate: whether to truncate the smoothed levels instead of rounding them.
   """
-  # In a row of 3 W numbers the neighbours of a pixel are 3 places away.
+  # In a row of 3 W numbers, the neighbours of a pixel are 3 places away.
   rows = tf.cast(_rows(image), tf.float32)
   sums = rows[:-2] + rows[1:-1] + rows[2:]
   sums = sums[:, :-6] + sums[:, 3:-3] + sums[:, 6:]
@@ -160,6 +160,6 @@ def _indices(image):
 
 
 def _look_up(table, indices):
-  """Looks up `_indices` in a table uint8 [3, 256]: uint8 [H, W, 3]."""
+  """Looks up `_indices` in a table uint8 [3, 256]; returns uint8 [H, W, 3]."""
   out = tf.gather(tf.reshape(table, [-1]), indices)
   return tf.reshape(out, [tf.shape(indices)[0], -1, 3])

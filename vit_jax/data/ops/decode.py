@@ -112,7 +112,7 @@ def _encode_png(image) -> bytes:
   from PIL import Image
 
   if image.mode.startswith(('I', 'F')):
-    # Of 16 or more bits per pixel keep the high 8.
+    # Of 16 or more bits per pixel, keep the high 8.
     values = np.asarray(image).astype(np.float64)
     scale = 255 / max(values.max(), 1) if values.max() > 65535 else 1 / 257
     image = Image.fromarray(np.clip(np.round(values * scale), 0, 255).astype(np.uint8))
@@ -180,7 +180,7 @@ def decode_and_crop(
 
 
 def _choose_ratio(at, size, target: tuple[int, int] | None):
-  """Decodes at 1/1, 1/2, 1/4 or 1/8, the smallest ratio that keeps GAP times `target`.
+  """Decodes at 1/1, 1/2, 1/4 or 1/8, the smallest that is at least GAP times `target`.
 
   Args:
     at: a function that decodes at 1/ratio of the size, called as at(1), at(2), at(4) or

@@ -25,8 +25,8 @@ INCREASING = (
 )
 # Level of cutouts, and of pixels that come from outside the image.
 FILL = 128
-# The end of the range that the paper searched. EfficientNet-B7 was trained with 28, AugReg's
-# ViTs with up to 20.
+# The largest magnitude that the paper searched. EfficientNet-B7 was trained with 28, and
+# AugReg's ViTs with up to 20.
 MAX_MAGNITUDE = 30
 
 
@@ -227,7 +227,7 @@ def _colors(image, bits, threshold, addition, factor, legacy: bool = False) -> d
 
 
 def _contrast_of_big_vision(image):
-  """Returns the level that big_vision takes for the mean grey, int32 [].
+  """Returns the level that big_vision uses as the mean grey, int32 [].
 
   It is the mean of the histogram's 256 bins: the number of pixels / 256, at most 255.
   """
@@ -293,7 +293,7 @@ def _warp(image, matrix: list, interpolation: str = 'NEAREST'):
 
 
 def _cutout(image, half: int, a, b):
-  """Fills a square of 2 `half` pixels, clipped to the image.
+  """Fills a square whose side is 2 `half` pixels, clipped to the image.
 
   Args:
     a, b: the centre (y, x), as fractions of the height and width.

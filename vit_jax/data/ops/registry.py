@@ -72,7 +72,7 @@ class Op:
     return {**features, **changed}
 
   def rewrite(self, **changes) -> str:
-    """Returns the text with other arguments; the first stays without its name."""
+    """Returns the op's text with other arguments. The first argument has no name in it."""
     first, *more = ({k: self.arguments[k] for k in self.written} | changes).items()
     words = [repr(first[1]), *(f'{key}={value!r}' for key, value in more)]
     return f'{self.name}({", ".join(words)})'
@@ -220,7 +220,7 @@ def _pieces(pp: str) -> Iterator[str]:
 
 
 def _bind(text: str) -> Op:
-  """Makes the op of a text, 'name' or 'name(1, key=2)'."""
+  """Makes the op that a text describes, 'name' or 'name(1, key=2)'."""
   name, args, kwargs = parse_call(text)
   # Imports the module of the op, or raises an error that lists all names.
   OPS[name]

@@ -24,8 +24,8 @@ SOURCES = Registry(
     'records': 'vit_jax.data.sources.records:RecordFiles',
   },
 )
-# Placeholder of the text after the colon, for sources that need one. Read it with
-# `TARGETS.data`, because the values are texts and not objects to import.
+# Placeholders for the text after the colon, for sources that need one. Read them with
+# `TARGETS.data`, because they are not objects to import.
 TARGETS = Registry(
   'target of a source',
   {

@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 
 
 class Source(abc.ABC):
-  """Random access to the examples of one split. A new data set is one subclass.
+  """Random access to the examples of one split. To add a data set, write one subclass.
 
   `__init__(target, split, **options)` opens a split of 'scheme:target'. Its keyword-only
   options are the config's `source_options`.
@@ -30,8 +30,8 @@ class Source(abc.ABC):
     labels: the labels of all examples, int [N], which are checked before training. None if
       they are not known without reading images.
     fingerprint: a cheap hexadecimal hash that changes when the examples change.
-    exif: whether to apply the EXIF orientation, as for photographs from a camera. Published
-      data sets ignore it, because their published numbers do.
+    exif: whether to apply the EXIF orientation, as for photographs from a camera. Sources
+      of published data sets ignore it, because published results do.
     remarks: appended to the line that describes the source.
     lengths: {name: int [N]}, the length of a feature in each example, where it differs
       between examples and is known.
@@ -135,7 +135,8 @@ class ArraySource(Source):
     }
     self.labels = None if several else labels
     self._labels = labels
-    # All labels and a thousand images are cheap to hash, and show a changed order or file.
+    # Hash all labels and a thousand images: that is cheap, and shows a changed order or
+    # file.
     some = images[:: max(1, len(images) // 1000)]
     self.fingerprint = fingerprint((images.shape, labels.tobytes(), some.tobytes()))
 

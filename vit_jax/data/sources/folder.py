@@ -1,4 +1,4 @@
-"""A folder of images with one folder per class. A file's name says whether it is an image."""
+"""A folder of images with one folder per class. A file is an image by its extension."""
 
 import concurrent.futures
 import functools
@@ -41,7 +41,7 @@ class Folder(Source):
     split: a split expression, see `splits`.
   """
 
-  # For messages.
+  # The name of the source in messages.
   SCHEME, BELOW, RECIPE = 'folder', 'CLASS/IMAGE', 'folder:data=FOLDER'
   exif = True
 
@@ -192,7 +192,7 @@ def _entries(directory: str) -> tuple[list[str], list[str]]:
           try:
             names[not entry.is_dir()].append(entry.name)
           except OSError:
-            # A link to itself.
+            # A link to itself counts as a file.
             names[1].append(entry.name)
   except OSError as error:
     raise UserError(f'folder: {directory}: {error.strerror}.') from None
@@ -231,7 +231,7 @@ def images_below(directory: str) -> tuple[list[str], Counter]:
     prefix = todo.pop()
     here = os.path.join(directory, prefix)
     if (real := os.path.realpath(here)) in visited:
-      # A link to a folder above it.
+      # Skip a link to a folder above it.
       continue
     visited.add(real)
     inside, files = _entries(here)

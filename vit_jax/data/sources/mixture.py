@@ -203,7 +203,7 @@ class Interleaved:
       if self.block > _LARGEST:
         raise ValueError(
           f'a part of a mixture has the weight {float(min(weights)):g} of '
-          f'{float(total):g}: the smallest is one in {_LARGEST}'
+          f'{float(total):g}: the smallest share is 1 in {_LARGEST}'
         )
     self._block = functools.lru_cache(maxsize=8)(self._draw_block)
 

@@ -60,8 +60,9 @@ class Scattered(Shuffled):
   Luby and Rackoff's theorem requires four rounds; eight cost little.
 
   Args:
-    num_examples: N, up to 2**48, so a half has up to 24 bits. The hash has 32 bits. Scaled
-      to the size of a half, the frequencies of its values differ by at most 1 in 2**8.
+    num_examples: N, up to 2**48, so a half has up to 24 bits. The hash has 32 bits. When it
+      is scaled to the size of a half, the frequencies of its values differ by at most 1 in
+      2**8.
   """
 
   _ROUNDS = 8

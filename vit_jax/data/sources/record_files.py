@@ -1,4 +1,5 @@
 """Reads records by index from ArrayRecord and TFRecord files. A record is bytes.
+
 The reader of ArrayRecord finds records by itself, even in buckets. TFRecord has no index. The
 offsets of its records are computed whenever a file is opened, by reading the length of each
 record, 8 bytes. That suits some millions of records on a local disk. Convert larger
@@ -75,7 +76,7 @@ class Records:
       with stalls.reading(path), files.outages(path):
         return list(self._get(indices))
     except RunError:
-      # An outage, for example, says nothing about the records.
+      # An outage or the like says nothing about the records.
       raise
     except Exception as error:
       if files.is_url(path):

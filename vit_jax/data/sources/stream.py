@@ -29,7 +29,7 @@ _READERS = 8
 
 
 class Stream(View):
-  """Wraps a source of shards, which it reads as a stream; it is also the order of one host.
+  """Wraps a source of shards and reads it as a stream; also serves as the order of one host.
 
   Its length is the number of examples of all hosts, an epoch of the run.
   """

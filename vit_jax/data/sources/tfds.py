@@ -156,7 +156,7 @@ class Images(Source):
       features, skip = self._prepared.features, self._prepared.skip
       return features.deserialize_example_np(record, decoders=skip)
     except Exception as error:
-      # protobuf and TFDS raise types of their own.
+      # protobuf and TFDS raise error types of their own
       return ValueError(f'broken record: {error}')
 
   def read(self, indices: np.ndarray) -> list[dict]:
@@ -208,7 +208,7 @@ def _describing(directory: str) -> Iterator[None]:
   except RunError:
     raise
   except Exception as error:
-    # TFDS, protobuf and json raise types of their own.
+    # TFDS, protobuf and json raise error types of their own
     raise DataError(
       f'{directory}: {INFO}, features.json or names of classes are damaged '
       f'({one_line(error)}): copy or prepare the data set again.'

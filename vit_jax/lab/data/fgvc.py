@@ -87,7 +87,7 @@ class Fgvc(Folder):
       )
 
   def _table(self, folder: str, part: str, home: str) -> dict:
-    """Reads a split's file, {path of an image: class}."""
+    """Reads a split's file; returns {path of an image: class}."""
     path = os.path.join(folder, f'{part}.json')
     try:
       with open(path, 'rb') as file:

@@ -45,7 +45,7 @@ class Scenes:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A task of the source.
+  """A task of the source `shapes`.
 
   Attributes:
     objects: O, the maximum number of coloured shapes in an image.
@@ -130,7 +130,7 @@ def labels(task: str, seed: int, split: str, rows: np.ndarray) -> np.ndarray:
 
 
 def scenes(task: str, seed: int, split: str, rows: np.ndarray) -> Scenes:
-  """Makes the scenes of rows, int [B], of a split. Seeds and rows have 32 bits."""
+  """Makes the scenes of some rows, int [B], of a split. Seeds and rows have 32 bits."""
   objects = TASKS[task].objects
   sizes = (1, 12, 16, _PER_SHAPE * _DISTRACTORS, _PER_SHAPE * objects)
   of_label, scene, more, u, v = _uniforms(task, seed, split, rows, *sizes)

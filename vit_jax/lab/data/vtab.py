@@ -63,7 +63,7 @@ def find_splits(name: str, sizes: dict[str, int]) -> dict[str, tuple]:
     ((source, first, end),) = splits.ranges(part, sizes, where)
     if count and end - first < count:
       raise UserError(
-        f'{where} takes {count} examples of {source}[{first}:{end}], which has {end - first}.'
+        f'{where} needs {count} examples of {source}[{first}:{end}], which has {end - first}.'
       )
     out[split] = source, first, first + count if count else end
   return out
