@@ -78,8 +78,7 @@ def preprocess(images, loaded=None, *, pp: str | None = None):
   Args:
     images: paths, bytes, PIL images or uint8 arrays [H, W, C]; or one uint8 array
       [B, H, W, C].
-    loaded: the result of `load`. Its pipeline is used; it must make images of the model's
-      size.
+    loaded: the result of `load`. Its pipeline must make images of the model's size.
     pp: a pipeline to use instead.
   """
   from vit_jax.data import single_image

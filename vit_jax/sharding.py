@@ -176,7 +176,7 @@ def abstract(tree, mesh: Mesh, rules=DEFAULT):
 def _partition(name, shape, spec, mesh) -> PartitionSpec:
   spec, fsdp = ((), True) if spec == 'fsdp' else (spec, '+fsdp' in spec)
   spec = tuple(axis for axis in spec if axis != '+fsdp')
-  # If Adafactor does not store a moment, its placeholder [1] has fewer dimensions than the
+  # Where Adafactor stores no moment, its placeholder [1] has fewer dimensions than the
   # rule.
   spec = (None,) * (len(shape) - len(spec)) + spec if len(shape) >= len(spec) else ()
   axes = list(spec) or [None] * len(shape)

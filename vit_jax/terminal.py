@@ -8,8 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-# The file descriptor for lines to the user. It is not 2 while `noise_to` redirects
-# descriptor 2.
+# The file descriptor for lines to the user: 2, or its copy while `noise_to` redirects 2.
 _fd = 2
 
 

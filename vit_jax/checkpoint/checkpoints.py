@@ -47,13 +47,11 @@ class Checkpoints(Storage):
   """The checkpoints of one run. Call `close` at the end, also after an error.
 
   Args:
-    directory: a folder on a local or mounted file system, or gs://BUCKET/PATH. It is made
-      at the first save.
+    directory: a folder on a disk or mount, or gs://BUCKET/PATH; made at the first save.
     every: steps between two saves. It is only stored here: the caller decides when to save.
     keep_latest: number of newest steps to keep. With 2 or more, an older one remains if the
       newest is damaged.
-    keep_every: steps that are multiples of this number are kept for good; None: no such
-      steps.
+    keep_every: multiples of this number of steps are kept for good; None: no such steps.
     best: name of a metric. The step with its best value is kept. A step that was saved
       without that metric, or with a non-finite one, is never the best.
     larger_is_better: whether larger values of that metric are better.

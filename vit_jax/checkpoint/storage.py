@@ -58,8 +58,7 @@ class Storage:
   Args:
     directory: a path on disk or in a bucket; made at the first `write`.
     latest: number of newest steps to preserve.
-    every: steps that are multiples of this number are preserved for good; None: no such
-      steps.
+    every: multiples of this number of steps are preserved for good; None: no such steps.
     best: function of some steps that returns the one to preserve as the best, or None.
   """
 
@@ -167,8 +166,8 @@ class Storage:
     """Reads items of a step.
 
     Args:
-      items: {item: nested dict of `jax.ShapeDtypeStruct` with shardings}; None: reads the
-        item `meta` alone.
+      items: {item: nested dict of `jax.ShapeDtypeStruct` with shardings}; None: only
+        `meta`.
 
     Raises:
       Damaged: if an item cannot be read, maybe by this process only, see `together`.

@@ -19,9 +19,8 @@ def load():
   # The results of oneDNN's kernels may differ in the last bit from machine to machine, and
   # no image op needs these kernels.
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-  # Hide Keras meanwhile: importing TensorFlow takes four seconds, a third of them for Keras
-  # and scikit-learn. TensorFlow works without it, and finds it later if `tensorflow.keras`
-  # is used.
+  # Hide Keras meanwhile: importing TensorFlow takes four seconds, a third of them for
+  # Keras. TensorFlow works without it, and finds it later if `tensorflow.keras` is used.
   hidden = not {'keras', 'tensorflow'} & sys.modules.keys()
   if hidden:
     sys.modules['keras'] = None

@@ -33,8 +33,8 @@ class Preprocess:
     on_device: that `value_range`, an `ops.basic.ValueRange`, or None.
     label: `ClassIndex`, `MultiHot`, or None if an image as a whole has no label.
     draws: how many random numbers each random op takes, in order.
-    inputs: {name: (shape, dtype)} of the example that the ops take; dtype None means
-      encoded bytes.
+    inputs: {name: (shape, dtype)} of the example that the ops take; dtype None: encoded
+      bytes.
     one_by_one: whether the ops see one example at a time, as encoded images and features of
       different lengths require; otherwise they see arrays of many examples.
   """

@@ -111,8 +111,7 @@ class Reader:
     if one_by_one:
       dataset = dataset.prefetch(2)
     # AutoGraph would translate the source code of every op, which takes most of the time
-    # before the first batch. It is not needed, because no op has Python control flow on
-    # tensors.
+    # before the first batch. It is not needed, because ops have no Python control flow.
     run = tf.autograph.experimental.do_not_convert(run)
     workers = self._workers or tf.data.AUTOTUNE
     dataset = dataset.map(run, workers, deterministic=True)

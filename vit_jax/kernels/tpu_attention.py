@@ -233,8 +233,7 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
     k, v = (ref[0, :, span] for ref in (k_ref, v_ref))
     q *= jnp.asarray(plan.head**-0.5, q.dtype)
     q, g = _only(q, head, span), _only(g, head, span)
-    # Scores are kept as [S, N], because two of the three products with them then need no
-    # transposition.
+    # Scores are kept as [S, N], so that two of the three products need no transposition.
     scores = _dot(k, q, (1, 1))
     if biased:
       bias, places = _existing(bias_ref[0], queries), places_ref[0]

@@ -76,8 +76,7 @@ def _call(kernel, static, rows, arrays, vectors, sums: int = 0) -> list:
   Args:
     arrays: arrays [B, N, D]. The first result has the same shape.
     vectors: arrays [D].
-    sums: number of further results, float32 [B, 1, D], which are sums over the blocks of an
-      image.
+    sums: number of further results, float32 [B, 1, D], sums over an image's blocks.
   """
 
   def run(*operands):

@@ -21,8 +21,7 @@ class Ablation(NamedTuple):
   """An ablation and its bundled config.
 
   Attributes:
-    cells: a function that maps a config to cells. It raises ValueError for a config that
-      does not suit it.
+    cells: a function that maps a config to cells; raises ValueError for an unsuitable one.
     changes: changes to the bundled config.
     beside: title of a column with the paper's numbers, and {cell: number}.
   """

@@ -31,8 +31,7 @@ from vit_jax.tools.inspect import recipe
 from vit_jax.tools.inspect.model import cost
 from vit_jax.train import program, progress, schema
 
-# File in a run's folder. It holds the run's row of results.csv, or the reason why it
-# diverged.
+# A run's file with its row of results.csv, or with the reason why it diverged.
 RESULT = 'result.json'
 
 

@@ -21,8 +21,7 @@ from vit_jax.tools import out_folder
 from vit_jax.train import program
 
 PICK, REPORTED = 'val/top1', 'test/top1'
-# Images per micro-batch, so few that they fit on any device; the same as in
-# configs/finetune.py.
+# Images per micro-batch, few enough for any device; the same as in configs/finetune.py.
 _MICRO_BATCH = 64
 _EPILOG = """\
 Protocols:

@@ -50,8 +50,7 @@ class TextTransformer(nn.Module):
   depth: int = 12
   mlp_dim: int = 2048
   num_heads: int = 8
-  # causal: a token attends to itself and to earlier tokens. none: it attends to all tokens,
-  # even padding.
+  # causal: a token attends to itself and earlier tokens. none: to all tokens, even padding.
   mask: Literal['causal', 'none'] = 'causal'
   # The token that gives the feature. eot: the end token. last: the last token.
   pooling: Literal['eot', 'last'] = 'eot'

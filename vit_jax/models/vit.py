@@ -62,8 +62,7 @@ class ViT(Classifier):
   # Width of the tanh layer before the head in pre-training (section 3.1); None: no such
   # layer, as in fine-tuning.
   representation_size: int | None = None
-  # 'learn', 'learn2d' and 'sincos2d' are added to tokens; 'relative' and 'rotary' act in
-  # attention.
+  # 'learn', 'learn2d' and 'sincos2d' are added to tokens; the others act in attention.
   posemb: Literal[POSEMBS] = 'learn'
   # Where positions are added (Table 8). stem: before the first block. every: before every
   # block, from a table per block. shared: before every block, from one table.
@@ -296,10 +295,8 @@ class EncoderBlock(nn.Module):
     attention, mlp, norm: functions of `name` that make these layers.
     dropout: dropout rate after attention and after the MLP.
     grid: (h, w); the last h * w tokens form this grid.
-    added: a function that makes the positions that are added to the block's input; None:
-      no positions.
-    in_attention: a function that makes the positions that act on queries and keys; None:
-      no positions.
+    added: a function that makes positions to add to the block's input, or None.
+    in_attention: a function that makes positions for queries and keys, or None.
   """
 
   attention: Callable[..., nn.Module]

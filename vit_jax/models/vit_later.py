@@ -76,8 +76,7 @@ class Block(vit.EncoderBlock):
   Blocks map [B, N, D] to [B, N, D], or to its first tokens [B, num_queries, D].
 
   Attributes:
-    relpos: a function that makes the block's own table of relative positions; None: no
-      table.
+    relpos: a function that makes the block's own table of relative positions, or None.
     layer_scale, layer_scale_where: see `ViT`.
   """
 
@@ -199,10 +198,8 @@ class Encoder(vit.Encoder):
     norm: a function of `name` that makes a norm in float32.
     pre_norm: whether there is a norm before the first block.
     final_norm: see `ViT`.
-    relpos: a function that makes a table of relative positions for all blocks; None: no
-      table.
-    kv_heads: number of heads of keys and values in each block; None: as many as query
-      heads.
+    relpos: a function that makes one table of relative positions for all blocks, or None.
+    kv_heads: number of heads of keys and values, per block; None: as many as query heads.
   """
 
   norm: Callable[..., nn.Module]
@@ -258,8 +255,7 @@ class ViT(vit.ViT):
   # token (DINOv2). patches: none (big_vision, DeiT III, FlexiViT).
   posemb_tokens: Literal[TOKENS] = 'prefix'
   rope: Literal[ROPES] = 'none'  # rotary positions of patches, see `nn.positions.ROPES`
-  # Base of the rotary frequencies, or a tuple of all periods; None: the default of the
-  # kind.
+  # Base of the rotary frequencies, or a tuple of all periods; None: the kind's default.
   rope_base: float | tuple[float, ...] | None = None
   # The rope kinds 'eva' and 'pe' scale positions to the size of this grid; None: unscaled.
   rope_reference: tuple[int, int] | None = None
@@ -287,7 +283,7 @@ class ViT(vit.ViT):
   norm: Literal[tuple(NORMS)] = 'layer'
   norm_eps: float = 1e-6  # epsilon of all norms; transformers' ViT has 1e-12 by default
   # More norms: of patches before positions (AIMv2), of tokens before the first block
-  # (CLIP), of queries and keys, of the attention's output and of the MLP's hidden layer
+  # (CLIP), of queries and keys, of the attention's output and the MLP's hidden layer
   # (EVA-02).
   extra_norms: tuple[Literal[EXTRA_NORMS], ...] = ()
   # pooled: the final norm comes after the pooling, as in timm's models with mean pooling.

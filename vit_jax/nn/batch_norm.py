@@ -17,8 +17,7 @@ class BatchNorm(nn.Module):
   `mean` and `var` [C] are float32 for every `dtype`.
 
   Attributes:
-    zero_scale: whether `scale` starts at 0, so that a residual block starts as the
-      identity.
+    zero_scale: whether `scale` starts at 0, so that a residual block is the identity.
     momentum: share of the running statistics that is kept in a step. PyTorch calls 1 minus
       this share the momentum.
     frozen: whether to normalise by the running statistics even in training. `scale` and

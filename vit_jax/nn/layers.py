@@ -151,8 +151,7 @@ def group_norm(
   Args:
     x: [B, H, W, C].
     name: name of the submodule that holds the parameters, `scale` and `bias` [C].
-    zero_scale: whether `scale` starts at 0, so that a residual block starts as the
-      identity.
+    zero_scale: whether `scale` starts at 0, so that a residual block is the identity.
 
   Returns:
     [B, H, W, C] of `dtype`.
@@ -180,8 +179,8 @@ class MlpBlock(nn.Module):
   """Dense, activation, dropout, Dense. Maps [..., D] to [..., outputs or D].
 
   Attributes:
-    gated: whether the hidden layer is Dense(x) act(gate(x)) (arXiv 2002.05202); otherwise
-      it is act(Dense(x)).
+    gated: whether the hidden layer is Dense(x) act(gate(x)) (arXiv 2002.05202) instead of
+      act(Dense(x)).
     norm: a function of `name` that makes a norm before the last Dense; None: no norm.
   """
 
@@ -365,8 +364,7 @@ class PatchEmbedding(nn.Module):
 
   Attributes:
     patch_size: (ph, pw).
-    stride: pixels per position of x, if x is the output of a stem. Only an error message
-      uses it.
+    stride: pixels per position of x, if x is the output of a stem; for an error message.
   """
 
   width: int

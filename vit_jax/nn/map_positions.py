@@ -17,8 +17,7 @@ class ResizedPositions(nn.Module):
 
   Attributes:
     grid: (h, w) of the table.
-    class_row: whether the table begins with a row for a class token, which is not used
-      here.
+    class_row: whether the table begins with a row for a class token, which is not used.
   """
 
   grid: Pair
@@ -59,8 +58,7 @@ class DecomposedPositions(nn.Module):
     """Returns (query, key, GridBias); see `MultiHeadDotProductAttention`.
 
     Args:
-      query: [B, N, M, Dh]. The last queries are a map, row by row. Earlier queries get no
-        bias.
+      query: [B, N, M, Dh]. The last queries are a map, row by row. Others get no bias.
       key: [B, S, M, Dh]. The last keys are a map, row by row.
       grid, keys: sizes (h, w) of the queries' map and of the keys' map.
     """

@@ -278,12 +278,9 @@ class Rope(nn.Module):
   Attributes:
     kind: one of ROPES. 'mixed' has parameters `frequencies` [2, M, Dh / 2].
     grid: (h, w) of the last h * w tokens.
-    base: the base of the frequencies, or a sequence of all Dh / 4 periods; None: the kind's
-      own base.
-    reference: a grid (h, w), to the size of which the kinds 'eva' and 'pe' scale positions;
-      None: no scaling.
-    first: the index of the first row and column: 0, or 1 for 'pe' if there is a class
-      token.
+    base: the base of the frequencies, or all Dh / 4 periods; None: the kind's own base.
+    reference: a grid to whose size the kinds 'eva' and 'pe' scale positions, or None.
+    first: index of the first row and column: 0, or 1 for 'pe' with a class token.
     augment: (shift, jitter, rescale), by which positions of 'dinov3' are augmented in
       training; None: no augmentation.
     train: whether to augment positions.
@@ -337,8 +334,7 @@ class Rope(nn.Module):
     places = np.stack([places[axis].ravel() for axis in kind.axes], axis=1)
     if not (self.augment and self.train):
       return places
-    # As in DINOv3's released code: a shift per axis, a stretch per axis, and a stretch of
-    # both.
+    # As in DINOv3's released code: shifts per axis, stretches per axis, a stretch of both.
     shift, *stretch = self.augment
     keys = jax.random.split(self.make_rng('dropout'), 3)
     places = places + jax.random.uniform(keys[0], (2,), minval=-shift, maxval=shift)

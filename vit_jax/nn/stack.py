@@ -95,8 +95,8 @@ def stack(
       shorter and the program smaller.
     remat: see `remat_policy`.
     added: [1, N, D], such as positions, to add to the input of every block but the first.
-    more: a function `more(i)` that returns further keyword arguments of block i. It does
-      not work with scans.
+    more: a function `more(i)` that returns further keyword arguments of block i; not in
+      scans.
     shared: further keyword arguments of every block.
 
   Returns:

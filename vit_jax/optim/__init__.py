@@ -34,8 +34,7 @@ class Optimizer:
     tx: the transformation. `tx.update(grads, state, params, rate=rate(step), good=good)`
       returns the change of params and the new state, or the old state if `good` is false.
     rate: maps a step to the learning rate.
-    average: `(average, params, step) -> average`, the update of `State.ema`; None: no
-      average.
+    average: `(average, params, step) -> average`, which updates `State.ema`, or None.
     accum: number of micro-batches in a batch.
   """
 
@@ -83,12 +82,10 @@ def build(
     lr_rules: (regex, factor): multiplies the learning rate in the same way. Factors are
       above 0; the default is 1.
     layer_decay: layer-wise learning-rate decay, see `multipliers.layer_factors`.
-    clip: largest global norm of the gradients; if it is exceeded, all gradients are scaled
-      down.
+    clip: largest global norm of the gradients; beyond it, they are scaled down.
     ema: decay of an exponential moving average of the parameters (Polyak averaging;
       0.9999 in the paper, section 4.1), stored beside them; None: no average.
-    swa: arguments of `averages.swa`, another kind of average. It cannot be combined with
-      `ema`.
+    swa: arguments of `averages.swa`, another kind of average; use it without `ema`.
     accum: number of micro-batches into which a batch is cut to save memory.
     family: the model's `Family`, which gives the depths for layer_decay.
     **options: the optimizer's own options, see `optimizers`.

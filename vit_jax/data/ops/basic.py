@@ -41,10 +41,8 @@ class Decode:
 
   Args:
     channels: 3 or 1.
-    precise: decode JPEG by the accurate inverse DCT, as Pillow does, instead of the fast
-      one.
-    whole: decode every pixel of a JPEG, however small the result will be, as big_vision
-      does.
+    precise: decode JPEG by the accurate inverse DCT, as Pillow does, not by the fast one.
+    whole: decode every pixel of a JPEG, however small the result will be (big_vision).
   """
 
   def __init__(
@@ -92,8 +90,7 @@ def resize(
   )
 
 
-# `weights.pipelines.fill` replaces this op by the resize and crop of the weights that a run
-# starts from.
+# In a run that starts from weights, `weights.pipelines.fill` replaces this op.
 op('resize_as_weights', maps=('image', 'segments'), keeps_positions=True)(resize)
 
 

@@ -13,8 +13,7 @@ def autocontrast(image, single: bool = False):
   """Stretches each channel linearly to [0, 255], truncated; a constant channel stays.
 
   Args:
-    single: compute in float32 instead of Pillow's float64; some results then differ by one
-      level.
+    single: compute in float32, not in Pillow's float64; some results differ by one level.
   """
   dtype = tf.float32 if single else tf.float64
   # Reduce over the rows first, because their memory is contiguous.

@@ -12,8 +12,7 @@ from vit_jax.errors import BadImage
 # First bytes of the formats that `tf.io.decode_image` reads.
 _TF_MAGIC = (b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'GIF8', b'BM', b'RIFF')
 _ORIENTATION = 0x0112
-# Major brands of HEIC files (ISO/IEC 23008-12, annex B). AVIF files may have the last two
-# as well.
+# Major brands of HEIC files (ISO/IEC 23008-12, annex B); AVIF may have the last two too.
 _HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')
 
 # A JPEG that will be made much smaller is decoded at 1/2, 1/4 or 1/8 of its size, but not
@@ -24,8 +23,7 @@ GAP = 2
 # TensorFlow's names of the inverse DCT for JPEG, indexed by `precise`.
 _DCT = ('INTEGER_FAST', 'INTEGER_ACCURATE')
 
-# (transpose, flip up-down, flip left-right), to be applied in this order, for each EXIF
-# orientation 1..8.
+# (transpose, flip up-down, flip left-right), in this order, for each EXIF orientation.
 _STEPS = np.array(
   [
     [int(x) for x in s]
@@ -93,8 +91,7 @@ def _register_heif() -> None:
 
 
 def _is_animated_webp(data: bytes) -> bool:
-  # TensorFlow does not decode an image with this flag to RGB, even if it has a single
-  # frame.
+  # TensorFlow does not decode an image with this flag to RGB, even if it has one frame.
   extended = data[:4] == b'RIFF' and data[12:16] == b'VP8X' and len(data) > 20
   return extended and bool(data[20] & 0x02)
 
@@ -149,8 +146,7 @@ def decode_and_crop(
   result has every pixel of that size that overlaps the crop.
 
   Args:
-    box: maps (height, width) of the upright image, int32 scalars, to the (y, x, h, w) of
-      the crop.
+    box: a function that maps (height, width) of the upright image to the crop (y, x, h, w).
     target: (h, w) that the crop will be resized to. For the other arguments see `decode`.
   """
 
@@ -183,8 +179,7 @@ def _choose_ratio(at, size, target: tuple[int, int] | None):
   """Decodes at 1/1, 1/2, 1/4 or 1/8, the smallest that is at least GAP times `target`.
 
   Args:
-    at: a function that decodes at 1/ratio of the size, called as at(1), at(2), at(4) or
-      at(8).
+    at: a function that decodes at 1/ratio of the size, called as at(1), at(2), ...
     size: (h, w) at full size.
   """
   if target is None:

@@ -43,8 +43,7 @@ class Op:
   """A registered op. In a parsed pipeline it also has its arguments.
 
   Attributes:
-    make, draws, maps, keeps_positions: see `op`. `make` is the factory of the op's
-      function.
+    make, draws, maps, keeps_positions: see `op`. `make` is the factory of the function.
     text: the text of the op in the pipeline.
     arguments: all arguments by name, including defaults.
     written: the names of the arguments that the pipeline gives.

@@ -166,8 +166,7 @@ class Synthetic(Source):
 
   def read(self, indices: np.ndarray) -> list[dict]:
     size = int(np.prod(self.image_shape))
-    # Multiplying by an odd number is a bijection modulo a power of two, so neighbours
-    # differ.
+    # Multiplying by an odd number is a bijection modulo 2**k, so neighbours differ.
     starts = self._rows[indices] * 40503 % self._POOL
     return [
       {'image': self._pool[start : start + size].reshape(self.image_shape), 'label': y}

@@ -135,8 +135,7 @@ class ArraySource(Source):
     }
     self.labels = None if several else labels
     self._labels = labels
-    # Hash all labels and a thousand images: that is cheap, and shows a changed order or
-    # file.
+    # Hash all labels and a thousand images: it is cheap, and shows a changed order or file.
     some = images[:: max(1, len(images) // 1000)]
     self.fingerprint = fingerprint((images.shape, labels.tobytes(), some.tobytes()))
 

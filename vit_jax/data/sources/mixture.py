@@ -41,8 +41,7 @@ def build(parts: Sequence[dict], split: str) -> 'Mixture':
   for part in parts:
     source = _part(**{'split': split, **part})
     built.append((source, part.get('label_offset', 0), 'label_offset' in part))
-    # Convert the decimal digits, so that 0.1 is exactly a tenth and not the float next to
-    # it.
+    # Convert the decimal digits, so that 0.1 is a tenth and not the float next to it.
     weights.append(Fraction(str(part.get('weight') or 0)))
   if not all(weights) and any(weights):
     raise ValueError(

@@ -80,7 +80,7 @@ class Records:
       raise
     except Exception as error:
       if files.is_url(path):
-        # An error of ArrayRecord may be an outage or damage; a request to the bucket tells
+        # ArrayRecord's error may be an outage or damage; a request to the bucket tells
         # which.
         with files.outages(path):
           files.path(path).stat()

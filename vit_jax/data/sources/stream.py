@@ -100,8 +100,7 @@ class Stream(View):
     batches, slots = np.divmod(np.asarray(positions, np.int64), self._batch_size)
     slots = slots - self._host * self._share
     assert np.all((slots >= 0) & (slots < self._share)), 'positions of another host'
-    # Split the count of examples that this host has used so far into epoch, window and
-    # slot.
+    # Split the count of examples that this host has used into epoch, window and slot.
     epochs, offsets = np.divmod(batches * self._share + slots, self._num)
     windows, slots = np.divmod(offsets, self._buffer)
     for epoch, window in sorted({*zip(epochs.tolist(), windows.tolist(), strict=True)}):

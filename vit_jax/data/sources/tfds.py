@@ -96,8 +96,7 @@ def build(
     data_dir: the folder of prepared data sets, which may be in a bucket, gs://. By default
       TFDS_DATA_DIR, or else ~/tensorflow_datasets.
     image_key: the feature with the image.
-    label_key: the feature with the class or classes of an image; by default 'label' or
-      'labels'.
+    label_key: the feature with the class or classes of an image; None: 'label' or 'labels'.
     objects_key: the feature with objects and their boxes, for detection ('objects' of voc).
       By default the first such feature if the images have no label, as in coco/2017.
   """
