@@ -72,7 +72,7 @@ def count(text: str, least: int = 0) -> int:
   except ValueError:
     value = -1.0
   if not value.is_integer() or value < least:
-    raise argparse.ArgumentTypeError(f'{text!r} is not an integer from {least} on')
+    raise argparse.ArgumentTypeError(f'{text!r} is not an integer of {least} or more')
   return int(value)
 
 

@@ -87,7 +87,7 @@ def execute(file: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def _importable(folder: Path):
-  """Lets a config file import the files beside it, anew for each config."""
+  """Lets a config file import the files in its folder, anew for each config."""
   before = set(sys.modules)
   sys.path.insert(0, str(folder))
   try:

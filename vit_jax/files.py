@@ -127,7 +127,9 @@ def reading(what, *errors: type[Exception]) -> Iterator[None]:
     raise
   except (*DAMAGED, *errors) as error:
     why = one_line(error)
-    raise UserError(f'{what} is truncated, damaged or not plain: {why}.') from None
+    raise UserError(
+      f'{what} is truncated, damaged or in another format: {why}.'
+    ) from None
 
 
 def check_expansion(path, total: int, times: int) -> None:

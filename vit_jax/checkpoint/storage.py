@@ -103,7 +103,7 @@ class Storage:
     self._step = step
     if self._manager is None:
       # The manager is made at the first write, because it deletes unfinished steps. A tool
-      # that reads the folder of a run at work must not do that.
+      # that reads the folder of a run in progress must not do that.
       _drop_late_errors()
       options = ocp.CheckpointManagerOptions(
         preservation_policy=self._policy,

@@ -71,7 +71,7 @@ def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=Non
 
 
 def _average(scores, value, dropout=None, on_weights=None):
-  """Returns softmax(scores) value, [B, M, N, Dh], of [B, M, N, S] and [B, M, S, Dh]."""
+  """Returns softmax(scores) @ value: [B, M, N, S] and [B, M, S, Dh] -> [B, M, N, Dh]."""
   weights = checkpoint_name(softmax(scores, value.dtype), WEIGHTS)
   if on_weights and (changed := on_weights(weights)) is not None:
     weights = changed

@@ -95,7 +95,7 @@ def _tangent_by_input(dx, kernel, stride, padding):
 def _tangent_by_kernel(x, dkernel, stride, padding):
   gradient = lambda dy: _kernel_gradient(x, dy, dkernel.shape[:2], stride, padding)
   dy = jax.eval_shape(lambda: _plain(x, dkernel, stride, padding))
-  # In a `shard_map` the kernel may be replicated, but its gradient varies over devices.
+  # In a `shard_map`, the kernel may be replicated, but its gradient varies over devices.
   dkernel += jnp.zeros_like(x[0, :1, :1])
   return jax.linear_transpose(gradient, dy)(dkernel)[0]
 
@@ -158,7 +158,8 @@ def _kernel_gradient(x, dy, size, stride, padding):
         sums += _wide(window) * _wide(dy[:, i, None, j, None])
     return sums, None
 
-  sums = jnp.zeros_like(_wide(x[:, :kh, :kw]))  # In a `shard_map`, split like x.
+  # Made of x, so that in a `shard_map` it is split like x.
+  sums = jnp.zeros_like(_wide(x[:, :kh, :kw]))
   sums, _ = lax.scan(step, sums, (dy, jnp.arange(rows * columns)))
   return sums.sum(0)[:, :, None].astype(x.dtype)
 

@@ -190,7 +190,7 @@ class Results:
 
   @property
   def errors(self) -> dict[str, RunError]:
-    """Errors that ended runs, by the run's name."""
+    """{name of a run: the error that ended it}."""
     return {run.name: x for run, x in self.outcomes if isinstance(x, RunError)}
 
   def rows(self) -> list[dict]:

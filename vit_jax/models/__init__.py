@@ -121,7 +121,7 @@ def build(name: str, variant: str | None = None, **fields):
   bind(f'model {name}', fields, signature(name))
   for field, value in fields.items():
     if isinstance(value, dict) and 'name' in value:
-      # By default a backbone has no head, and the dtype of the model around it.
+      # By default, a backbone has no head, and it has the dtype of the model around it.
       shared = {'num_classes': None, 'dtype': fields.get('dtype', jnp.float32)}
       shared = {
         k: v for k, v in shared.items() if k in signature(value['name']).parameters

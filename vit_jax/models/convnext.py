@@ -35,7 +35,7 @@ _INIT = nn.initializers.truncated_normal(0.02)  # appendix A.1
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of a size in VARIANTS; UserError for another name."""
+  """Returns the fields of a size in VARIANTS; raises UserError for others."""
   depths, widths = choose('ConvNeXt variant', name, VARIANTS)
   return dict(depths=depths, widths=widths)
 

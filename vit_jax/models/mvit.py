@@ -41,7 +41,7 @@ _Pair = tuple[int, int]
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of 'T', 'S', 'B', 'L' or 'H'; UserError for another name."""
+  """Returns the fields of 'T', 'S', 'B', 'L' or 'H'; raises UserError for others."""
   return choose('MViT variant', name, VARIANTS)
 
 

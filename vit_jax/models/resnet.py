@@ -36,7 +36,7 @@ LETTERS = {
 
 
 def variant(name: str) -> dict:
-  """Returns the fields of '18', '50', '101', ...; UserError for another name."""
+  """Returns the fields of '18', '50', '101', ...; raises UserError for others."""
   stages = {**BASIC, 14: BASIC[10], **STAGES}
   layers = choose('ResNet variant', str(name), {str(key): key for key in stages})
   basic = dict(block='basic', widths=(64, 128, 256, 512)) if layers in BASIC else {}

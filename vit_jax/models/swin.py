@@ -113,7 +113,7 @@ class Block(nn.Module):
       name='mlp',
     )
     drop = lambda y: StochasticDepth()(y, rate, train=train)
-    # In V2 the scales of the norms start at zero, as in the authors' code, so that a new
+    # In V2, the scales of the norms start at zero, as in the authors' code, so that a new
     # block is the identity.
     start = dict(scale_init=_ZEROS) if second else {}
     norm1, norm2 = (

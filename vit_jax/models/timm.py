@@ -41,7 +41,7 @@ OPTIONS = {
   'beit': dict(pooled='use_fc_norm', mlp='scale_mlp'),
 }
 OPTIONS['distilled'] = OPTIONS['vit']
-# Options of rotary positions. ROPES: {our kind: values of these options}.
+# Options of rotary positions. ROPES: {kind in `nn.positions`: values of these options}.
 ROPE = ('rope_type', 'rope_grid_indexing', 'rope_temperature', 'rope_rotate_half')
 ROPES = {
   'eva': ('cat', 'ij', 10_000.0, False),

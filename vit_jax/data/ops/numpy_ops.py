@@ -117,7 +117,7 @@ def _kernel_weights(
 
 
 def _table(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the four old pixels of bicubic interpolation, and their weights by the table."""
+  """Returns the four old pixels of bicubic interpolation, and their weights from the table."""
   centres = _centres(old, new)
   low = np.floor(centres)
   place = np.rint((centres - low) * np.float32(_TABLE)).astype(int)

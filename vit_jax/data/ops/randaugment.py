@@ -262,7 +262,7 @@ def _moves(image, warp, turn, shear, middle, dx, dy) -> dict:
 
 
 def _nearest(image, matrix: list):
-  """Warps by the nearest pixel, with FILL outside of the image."""
+  """Warps to the nearest pixel, with FILL outside of the image."""
   size = geometry.height_width(image)
   # Warp the numbers of the pixels, and then gather the pixels by these numbers. That takes
   # half the time of warping three channels.

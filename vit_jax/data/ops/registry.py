@@ -130,9 +130,10 @@ def op(
   Args:
     draws: how many random numbers the function takes. If that depends on the arguments, the
       function has an attribute `draws`.
-    maps: the features that the function changes. If there are others than the image, the
-      function maps `({name: value}, u)` to {name: value}, with all features that the
-      example has. If they depend on the arguments, the function has an attribute `maps`.
+    maps: the features that the function changes. If it changes other features than the
+      image, the function maps `({name: value}, u)` to {name: value}, with all features that
+      the example has. If they depend on the arguments, the function has an attribute
+      `maps`.
     keeps_positions: whether every pixel keeps its position as a fraction of height and
       width, so that boxes stay valid without being changed.
   """

@@ -121,7 +121,7 @@ def _read_pair(path, file, image_key, label_key):
   if labels.size and not 0 <= labels.min() <= labels.max() < INT32:
     least, most = labels.min(), labels.max()
     raise UserError(
-      f'arrays: {path}: {label_key} run from {least} to {most}: count from 0.'
+      f'arrays: {path}: {label_key} has {least} to {most}: count classes from 0.'
     )
   if len(images) != len(labels):
     raise UserError(

@@ -1,4 +1,4 @@
-"""A folder of images with one folder per class. A file is an image by its extension."""
+"""A folder of images with one folder per class. Extensions tell which files are images."""
 
 import concurrent.futures
 import functools

@@ -123,7 +123,7 @@ def _count_array_records(path: str) -> int:
 
   with files.outages(path):
     reader = array_record_module.ArrayRecordReader(path)
-  # For a damaged file the reader raises nothing, and says that there are no records.
+  # For a damaged file, the reader raises no error, and says that there are no records.
   if not reader.ok():
     raise DataError(f'{path} is not a complete ArrayRecord file: write it again.')
   return reader.num_records()

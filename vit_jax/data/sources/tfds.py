@@ -93,8 +93,8 @@ def build(
   Files are ArrayRecord or TFRecord, see `record_files`.
 
   Args:
-    data_dir: the folder of prepared data sets, which may be in a bucket, gs://. By default
-      TFDS_DATA_DIR, or else ~/tensorflow_datasets.
+    data_dir: the folder of prepared data sets, which may be in a bucket, gs://. None: the
+      value of TFDS_DATA_DIR, or ~/tensorflow_datasets if that is not set.
     image_key: the feature with the image.
     label_key: the feature with the class or classes of an image; None: 'label' or 'labels'.
     objects_key: the feature with objects and their boxes, for detection ('objects' of voc).

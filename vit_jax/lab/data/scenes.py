@@ -302,7 +302,7 @@ def _cross(x, y):
 
 
 def _triangle(x, y):
-  # Each side lies opposite to a corner.
+  # The normal of each side points away from the opposite corner.
   sides = [-(a * x + b * y) for a, b in _CORNERS[3]]
   return np.maximum(np.maximum(sides[0], sides[1]), sides[2]) - 0.5
 
