@@ -1,4 +1,4 @@
-"""Detectors and ViTDet beside transformers; RoIAlign and suppression beside torchvision."""
+"""Detectors and ViTDet beside transformers; two stages beside torchvision."""
 
 import shutil
 
@@ -13,7 +13,10 @@ from tests.support.peers import MARKS, images, randomise
 from vit_jax import weights
 from vit_jax.detection import inference
 from vit_jax.detection.regions import suppression
+from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.detection.regions.roi_align import roi_align
+from vit_jax.detection.tasks import rcnn
+from vit_jax.weights import pipelines
 
 pytestmark = MARKS
 
@@ -250,3 +253,60 @@ def test_suppression_beside_torchvision(torch, threshold, whole):
       (batched,) = np.nonzero(within[i])
       theirs_ = ops.batched_nms(b, s, c, threshold).numpy()
       np.testing.assert_array_equal(batched, np.sort(theirs_))
+
+
+# -- Training of a two-stage detector -----------------------------------------------------
+
+
+def test_losses_of_torchvision(torch, transformers, tmp_path):
+  """All candidates are sampled, so that nothing is random; norms have no epsilon."""
+  from torchvision.models import detection, resnet50
+  from torchvision.models.detection import _utils, backbone_utils
+  from torchvision.ops.misc import FrozenBatchNorm2d
+
+  torch.manual_seed(0)
+  body = resnet50(norm_layer=FrozenBatchNorm2d)
+  for name, norm in body.named_modules():
+    if isinstance(norm, FrozenBatchNorm2d):  # of small variances, where epsilon counts
+      norm.running_var.uniform_(1e-4, 1e-3)
+      norm.weight.copy_(norm.running_var.sqrt() * (0.2 if 'bn3' in name else 1))
+  backbone = backbone_utils._resnet_fpn_extractor(body, 3)
+  options = dict(rpn_batch_size_per_image=8000, box_batch_size_per_image=400)
+  options |= dict(rpn_post_nms_top_n_train=60, _skip_resize=True)
+  model = detection.MaskRCNN(backbone, num_classes=6, **options).train()
+  _utils.overwrite_eps(model, 0.0)
+  file = tmp_path / 'maskrcnn_resnet50_fpn_coco-00000000.pth'
+  torch.save(model.state_dict(), file)
+
+  rng, (h, w), N = np.random.default_rng(0), (96, 128), 3
+  pixels = rng.random((2, h, w, 3), np.float32)
+  low = rng.uniform(0, 60, (2, N, 2))
+  boxes = np.concatenate([low, low + rng.uniform(20, 36, (2, N, 2))], -1)
+  boxes, label = boxes.astype(np.float32), rng.integers(0, 5, (2, N))
+  masks = rng.integers(0, 2, (2, N, h, w))
+  rows = [
+    dict(boxes=b, labels=k + 1, masks=m.to(torch.uint8))
+    for b, k, m in zip(*map(torch.from_numpy, (boxes, label, masks)), strict=True)
+  ]
+  expected = model(list(nchw(torch, pixels)), rows)
+
+  fields = dict(after=(60, 60), anchor_sample=8000, box_sample=400)
+  loaded = vit_jax.load(file, image_size=(h, w), **fields)
+  images = (pixels - pipelines.MEAN) / pipelines.STD
+  targets = dict(boxes=boxes, label=label, valid=np.ones((2, N), bool))
+  targets |= dict(masks=masks, extents=np.tile(np.float32([0, 0, w, h]), (2, N, 1)))
+  targets |= dict(size=np.float32([[h, w]] * 2), weight=np.full(2, 0.5))
+  targets['key'] = np.zeros((2, 2), np.uint32)
+
+  @jax.jit
+  def losses(variables, images, targets):
+    outputs, _ = loaded.model.apply(variables, images, None, targets)
+    return rcnn.losses(outputs, targets, origin=ORIGINS['torchvision'], nominal=8000)
+
+  ours = losses(loaded.variables, images.astype(np.float32), targets)
+  names = dict(loss_object='loss_objectness', loss_proposal='loss_rpn_box_reg')
+  names |= dict(loss_class='loss_classifier', loss_box='loss_box_reg')
+  for name in (*names, 'loss_mask'):
+    other = float(expected[names.get(name, name)])
+    # Sums in another order.
+    np.testing.assert_allclose(ours[name], other, rtol=1e-4, err_msg=name)

@@ -154,7 +154,7 @@ def test_when_the_kernel_pools():
 # -- Masks --------------------------------------------------------------------------------
 
 
-mask_targets = jax.jit(masks.targets, static_argnums=5)
+mask_targets = jax.jit(masks.targets, static_argnums=(5, 6))
 
 
 def bits(name, shape):
@@ -196,6 +196,15 @@ def test_targets_of_masks_that_cover_an_extent():
   boxes = np.float32([[13, 0, 24, 12], [10.5, 0, 23.9, 14.3]])
   expected = run(corner == 255, [0, 0, 24, 24], boxes)
   close(run(mask, [14, 0, 24, 12], boxes), expected, 1e-6)
+  # Fine cells of a rectangle: the targets of its whole image, but for the four corners.
+  image = np.pad(np.ones((1, 12, 10)), ((0, 0), (5, 7), (6, 8)))
+  boxes = np.float32([[4.4, 3.2, 17.8, 18.7], [6, 5, 16, 17], [3.3, 5.6, 17.1, 15]])
+  args = boxes, np.zeros(3, int), np.array([24, 24]), 28
+  for aligned in (True, False):
+    whole = mask_targets(image, np.float32([[0, 0, 24, 24]]), *args, aligned)
+    fine = np.full((1, 112, 112), 255, np.uint8)
+    fine = mask_targets(fine, np.float32([[6, 5, 16, 17]]), *args, aligned)
+    assert ((fine >= 0.5) != (whole >= 0.5)).sum((1, 2)).max() <= 4
   # Whatever the cells: 80 pixels are covered.
   full = np.full((1, 5, 5), 255, np.uint8)
   shares = run(full, [6, 5, 14, 15], np.float32([[0, 0, 20, 20]]), bins=20)

@@ -38,8 +38,10 @@ def targets(
   length = extents[:, 2:] - extents[:, :2]
   # Exactly 1 where a mask spans the whole image; the quotient could be off by a rounding.
   per_pixel = jnp.where(length == cells, 1, cells / jnp.where(length > 0, length, 1))
-  low = (boxes[:, :2] - extents[:, :2]) * per_pixel  # [R, 2]
-  high = (boxes[:, 2:] - extents[:, :2]) * per_pixel
+  # Unaligned boxes are off by half a pixel of the image, whatever the size of a cell.
+  shift = 0 if aligned else (per_pixel - 1) / 2
+  low = (boxes[:, :2] - extents[:, :2]) * per_pixel + shift  # [R, 2]
+  high = (boxes[:, 2:] - extents[:, :2]) * per_pixel + shift
   # Extents that reach the border of the image, but for rounding.
   starts = extents[:, :2] < 1e-2
   ends = extents[:, 2:] > size[::-1] - 1e-2
