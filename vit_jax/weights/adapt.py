@@ -354,7 +354,7 @@ def _resize_all(
     old_fields = _set_patches(fields, kernel.shape[:2])
   new = grid(image_size, fields)
   old = grid(source.image_size, old_fields) if source.image_size else None
-  # timm resizes the tables of all families alike.
+  # timm resizes tables of two dimensions alike, whatever the family.
   own = {'matrix': resample.geometric} if source.format == 'timm' else {}
   for name, x in flat.items():
     stacked, _ = family.stacked(name) or ('', 0)
