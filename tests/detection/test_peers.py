@@ -260,12 +260,13 @@ def test_suppression_beside_torchvision(torch, threshold, whole):
 
 def test_losses_of_torchvision(torch, transformers, tmp_path):
   """All candidates are sampled, so that nothing is random; norms have no epsilon."""
-  from torchvision.models import detection, resnet50
+  from torchvision.models import detection, resnet
   from torchvision.models.detection import _utils, backbone_utils
   from torchvision.ops.misc import FrozenBatchNorm2d
 
   torch.manual_seed(0)
-  body = resnet50(norm_layer=FrozenBatchNorm2d)
+  one = [1, 1, 1, 1]
+  body = resnet.ResNet(resnet.Bottleneck, one, norm_layer=FrozenBatchNorm2d)
   for name, norm in body.named_modules():
     if isinstance(norm, FrozenBatchNorm2d):  # of small variances, where epsilon counts
       norm.running_var.uniform_(1e-4, 1e-3)
