@@ -128,7 +128,7 @@ def to_dicts(config) -> dict:
 def override(config: dict, assignments: list[str]) -> None:
   """Applies 'a.b=value' to a config in place; 'a.b' without a value means True.
 
-  Values are Python literals, or else strings. A key need not be in the config, so that the
+  Values are Python literals, otherwise strings. A key need not be in the config, so that the
   command line can change every default. `check` validates keys and types later.
   """
   for assignment in assignments:

@@ -45,7 +45,8 @@ _LIBRARIES = ('gcsfs', 'aiohttp', 'requests', 'urllib3', 'google')
 def cache_dir() -> pathlib.Path:
   """Returns the folder for downloads, compiled programs and indices of data sets.
 
-  It is $VIT_JAX_CACHE, or else vit_jax in $XDG_CACHE_HOME or in ~/.cache. It can be deleted.
+  It is $VIT_JAX_CACHE if that is set, otherwise vit_jax in $XDG_CACHE_HOME or ~/.cache. It can
+  be deleted.
   """
   if folder := os.environ.get('VIT_JAX_CACHE'):
     return pathlib.Path(folder)

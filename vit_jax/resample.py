@@ -55,8 +55,8 @@ def geometric(old: int, new: int) -> np.ndarray:
   """Returns the [new, old] matrix by which timm resizes a table of offsets -n, ..., n.
 
   The old offsets are placed at sums of a geometric series, 0, 1, 1 + q, 1 + q + q^2, ...,
-  whose last is the new table's. In between it is linear. See timm's
-  `resize_rel_pos_bias_table`.
+  the last of which is the largest offset of the new table. Between them, interpolation is
+  linear. See timm's `resize_rel_pos_bias_table`.
   """
   low, high, steps = 1.01, 1.5, old // 2
   while high - low > 1e-6:

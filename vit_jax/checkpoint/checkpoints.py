@@ -221,7 +221,7 @@ class Checkpoints(Storage):
   ) -> tuple[dict, dict]:
     """Returns `(variables, meta)`, without reading the optimizer or anything else.
 
-    It writes nothing, so it is safe in the folder of a run at work.
+    It writes nothing, so it is safe in the folder of a run in progress.
 
     Args:
       abstract: {'params': ...} and maybe 'batch_stats', nested dicts of

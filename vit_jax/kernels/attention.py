@@ -153,7 +153,7 @@ def weighted_average(scores, value):
   """Returns `_average(scores, value)`. Without a derivative, CPUs divide by the sums last.
 
   XLA for CPUs passes a softmax and the product after it to YNNPACK, which computes the
-  product in one thread. XLA itself computes the product exp(scores) value, which is then
+  product in one thread. Here XLA itself computes the product exp(scores) value, which is then
   divided by the sums of exp(scores).
   """
   return lax.platform_dependent(scores, value, cpu=_divide_last, default=_average)

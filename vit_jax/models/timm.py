@@ -78,8 +78,9 @@ def architectures() -> dict[str, dict]:
 def _classes() -> dict[str, int | None]:
   """Returns {name: number of classes}, None for no head.
 
-  timm_classes.json lists names whose weights have another number than 1,000, or with their
-  tag another one than without. For ViTs timm.json has the number without a tag.
+  timm_classes.json lists the names whose weights do not have 1,000 classes, and the names
+  with a tag that have another number than without it. For ViTs without a tag, timm.json has
+  the number.
   """
   text = Path(__file__).with_name('timm_classes.json').read_text(encoding='utf-8')
   rows = json.loads(text).items()

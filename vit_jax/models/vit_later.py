@@ -1,7 +1,7 @@
 """Later Vision Transformers: the paper's model with parts that later papers changed.
 
 `ViT` adds fields of later papers to those of `models.vit.ViT`, and is composed of the same
-layers. `models.build` takes the paper's class for a model that sets none of these fields.
+layers. `models.build` uses the paper's class for a model that sets none of these fields.
 """
 
 import dataclasses

@@ -3,8 +3,8 @@
 An update is `-lr(step) * factor * (optimizer(clip(gradient)) + wd * parameter)`: weight
 decay is decoupled from the gradient and multiplied by the learning rate, as in AdamW
 (Loshchilov & Hutter, arXiv 1711.05101) and PyTorch. big_vision's `config.wd` is not
-multiplied by the peak rate: its number divided by its `lr` is ours (wd 1e-4 at lr 1e-3
-is 0.1 here).
+multiplied by the peak rate. Divide it by big_vision's `lr` to get `wd` here: 1e-4 at lr 1e-3
+is 0.1.
 """
 
 import dataclasses

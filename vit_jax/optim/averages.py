@@ -1,6 +1,6 @@
 """Averages of the parameters over training, stored beside them in `State.ema`.
 
-Evaluations with `use_ema` take them.
+Evaluations with `use_ema` use them.
 """
 
 from collections.abc import Callable

@@ -103,7 +103,7 @@ def resize_small(
 ):
   """Resizes the smaller side to `smaller_size` at the same aspect ratio.
 
-  As big_vision's op of the same text. There antialias is False by default, which makes no
+  The same as big_vision's op of this text. There antialias is False by default, which makes no
   difference to 'area'. With rounding='nearest', which the pipelines of timm and transformers
   have, the longer side is rounded down, as these libraries do.
   """
@@ -135,7 +135,7 @@ def resize_small(
 def central_crop(size: Size, half: Literal['down', 'even'] = 'down'):
   """Crops (h, w) from the middle; an odd margin is one pixel smaller at the top and left.
 
-  As big_vision's op of the same text. half='even' rounds half a pixel to an even number, as
+  The same as big_vision's op of this text. half='even' rounds half a pixel to an even number, as
   torchvision and timm do.
   """
   height, width = arguments.size_pair(size)
