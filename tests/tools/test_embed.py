@@ -8,6 +8,7 @@ import sys
 
 import jax
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -155,7 +156,10 @@ def test_a_killed_run_continues_without_duplicates_or_gaps(
   again = call(embed, *argv, out)
   assert (again['images'], again['new']) == (12, 0)
   assert pq.read_table(out).equals(pq.read_table(whole), check_metadata=True)
-  assert {path.name for path in tmp_path.iterdir()} == {'images', out.name, whole.name}
+  # The locks stay, so that no process deletes the file that another one has locked.
+  locks = {f'.{name}.lock' for name in (out.name, whole.name)}
+  names = {path.name for path in tmp_path.iterdir()}
+  assert names == {'images', out.name, whole.name, *locks}
   # Neither are images of a file that was written as one part taken again.
   one = tmp_path / 'one.parquet'
   monkeypatch.setattr(shutil, 'rmtree', lambda *_: 1 / 0)
@@ -195,8 +199,116 @@ def test_another_recipe_or_process_is_refused(folder, tmp_path, call, refused):
   near = [tmp_path / 'g.parquet', '--near_duplicates', 0.9]
   refused(search, near, 'g.parquet', 'damaged')
   record = json.loads(pq.read_schema(out).metadata[b'vit_jax'])
+  record['bad_images'] = None
+  lock = tmp_path / '.f.parquet.lock'
+  number = lock.stat().st_ino
   with feature_file.writing(out, record):
     refused(embed, argv, out, 'process')
+  assert lock.stat().st_ino == number
+
+
+def without(column):
+  return lambda table, record: (table.drop_columns([column]), record)
+
+
+def replaced(column, make):
+  """Returns an edit of a table's column: `make` takes its values and returns others."""
+
+  def change(table, record):
+    i = table.column_names.index(column)
+    return table.set_column(
+      i, column, pa.array(make(table[column].to_pylist()))
+    ), record
+
+  return change
+
+
+def with_null_row(table, record):
+  kind = table.schema.field('pre_logits').type
+  rows = [None, *table['pre_logits'].to_pylist()[1:]]
+  return table.set_column(1, 'pre_logits', pa.array(rows, kind)), record
+
+
+def of_record(change):
+  return lambda table, record: (table, change(record))
+
+
+EDITS = {
+  'list': of_record(lambda record: []),
+  'null': of_record(lambda record: None),
+  **{
+    f'no {key}': of_record(lambda r, key=key: {k: x for k, x in r.items() if k != key})
+    for key in ('recipe', 'source', 'folder', 'options')
+  },
+  **{
+    f'{key}={value}': of_record(
+      lambda r, key=key, value=value: {**r, 'recipe': r['recipe'] | {key: value}}
+    )
+    for key, value in {
+      'layers': {},
+      'image_size': [],
+      'pp': None,
+      'numbers': 'int8',
+    }.items()
+  },
+  'layer of no length': of_record(
+    lambda r: {**r, 'recipe': r['recipe'] | {'layers': {'pre_logits': []}}}
+  ),
+  'no path': without('path'),
+  'no layer': without('pre_logits'),
+  'path twice': lambda table, record: (
+    table.append_column('path', table['path']),
+    record,
+  ),
+  'no rows': lambda table, record: (table[:0], record),
+  'null path': replaced('path', lambda paths: [None, *paths[1:]]),
+  'number for a path': replaced('path', lambda paths: [*range(len(paths))]),
+  'same path': replaced('path', lambda paths: [paths[0], *paths[:-1]]),
+  'narrower rows': replaced('pre_logits', lambda rows: [row[1:] for row in rows]),
+  'null row': with_null_row,
+}
+
+
+def test_files_that_embed_did_not_write_are_refused(folder, tmp_path, call, refused):
+  out, edited = tmp_path / 'f.parquet', tmp_path / 'edited.parquet'
+  call(embed, SOURCE, folder, '--out', out)
+  table = pq.read_table(out)
+  record = json.loads(table.schema.metadata[b'vit_jax'])
+  for change in EDITS.values():
+    other, new = change(table, record)
+    metadata = {'vit_jax': json.dumps(new)}
+    pq.write_table(other.replace_schema_metadata(metadata), edited)
+    refused(search, [edited, '--near_duplicates', 0.9], edited)
+
+
+def test_rows_that_are_not_finite_are_left_out(folder, tmp_path, call, capfd, refused):
+  out = tmp_path / 'f.parquet'
+  call(embed, SOURCE, folder, '--out', out)
+  table = pq.read_table(out)
+  rows = table['pre_logits'].to_pylist()
+  # One is not a number, another overflowed.
+  rows[3], rows[5] = [np.nan] * 48, [*rows[5][:-1], np.inf]
+  kind = table.schema.field('pre_logits').type
+  pq.write_table(table.set_column(1, 'pre_logits', pa.array(rows, kind)), out)
+  found = call(search, out, folder / '0.png', '--top', 20)
+  assert found['not_finite'] == 2
+  paths = [x['path'] for x in found['queries'][0]['images']]
+  assert set(paths) == {str(folder / x) for i, x in enumerate(NAMES) if i not in (3, 5)}
+  assert paths[0] == str(folder / '0.png')
+  assert commands.run(search.main, capfd, out, '--near_duplicates', 0.1)[0] == 0
+  # `embed` leaves them out and says so.
+  with np.load(SOURCE) as file:
+    arrays = dict(file)
+  arrays['Transformer/encoder_norm/scale'] *= np.float32(1e6)
+  np.savez(tmp_path / 'large.npz', **arrays)
+  argv = [tmp_path / 'large.npz', folder, '--out', tmp_path / 'g.parquet']
+  refused(embed, [*argv, '--half'], 'float16', '--half')
+  assert call(embed, *argv)['images'] == 12
+  # So does a query.
+  record = json.loads(table.schema.metadata[b'vit_jax'])
+  record['recipe']['pp'] = 'decode|resize(32)|value_range(-1e38, 1e38)'
+  pq.write_table(table.replace_schema_metadata({'vit_jax': json.dumps(record)}), out)
+  refused(search, [out, folder / '0.png'], 'finite')
 
 
 def test_without_pyarrow_the_error_names_the_extra(

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.check import prefix_errors
 from vit_jax.data import image_file
 from vit_jax.data.ops import registry
-from vit_jax.data.ops.decode import GAP, probe
+from vit_jax.data.ops.decode import GAP, check_depth, probe
 from vit_jax.errors import BadImage, UserError
 
 
@@ -165,6 +165,7 @@ def _pixels(
     except Exception as error:  # Pillow's plugins raise many types on broken files
       raise BadImage(str(error) or type(error).__name__) from None
   else:
+    check_depth(image)
     image = ImageOps.exif_transpose(image)
     size = image.size[::-1]
   if image.mode.startswith('I'):

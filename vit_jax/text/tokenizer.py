@@ -6,6 +6,8 @@ big_vision clean, truncate and pad texts in different ways.
 
 import gzip
 import html
+import json
+import math
 import string
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -15,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax import files
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
 
 # The vocabulary of OpenAI's CLIP: a title, then the merges, the most frequent first.
 MERGES = 'bpe_simple_vocab_16e6.txt.gz'
@@ -25,6 +27,9 @@ _NUMBER = 49_152 - 256 - 2
 _WORDS = r"'[sſ]|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 # Tokens that end a text: CLIP's, which has two names, Gemma's (SigLIP 2) and T5's (SigLIP).
 _ENDS = ('<|endoftext|>', '<end_of_text>', '<eos>', '</s>')
+# The most that the file of merges may decompress to, times its size, and that a
+# tokenizer.json may lengthen a letter.
+_EXPANSION, _MOST_GROWTH = 20, 100
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
 
 
@@ -70,10 +75,13 @@ class Rules(NamedTuple):
 
 
 class Tokenizer:
-  """Converts texts to ids int32 [T, length], truncated or padded, each with an end token."""
+  """Converts texts to ids int32 [T, length], truncated or padded, each with an end token.
 
-  def __init__(self, encode: Callable[[str], list[int]], end: int, rules: Rules):
-    self._encode, self._end, self.rules = encode, end, rules
+  `path` is the file of the vocabulary.
+  """
+
+  def __init__(self, path: Path, encode: Callable[[str], list[int]], end: int, rules):
+    self.path, self._encode, self._end, self.rules = path, encode, end, rules
 
   def __call__(self, texts: Iterable[str]) -> np.ndarray:
     """Returns the ids of texts."""
@@ -82,11 +90,25 @@ class Tokenizer:
     rows, length = [], self.rules.length
     pad = self._end if self.rules.pad is None else self.rules.pad
     for text in texts:
-      ids = self._encode(CLEAN[self.rules.clean](text))
+      ids = self._ids(text)
       ids = ids[:-1] if ids[-1:] == [self._end] else ids
       ids = [*ids[: length - 1], self._end]
       rows.append([*ids, *[pad] * (length - len(ids))])
-    return np.array(rows, np.int32).reshape(-1, length)
+    with files.reading(self.path):
+      return np.array(rows, np.int32).reshape(-1, length)
+
+  def _ids(self, text: str) -> list[int]:
+    try:
+      text.encode()
+      return self._encode(CLEAN[self.rules.clean](text))
+    except UnicodeEncodeError:
+      # The shell passes bytes that are not UTF-8 on as such letters.
+      raise UserError(f'Text {text[:40]!r} is not UTF-8.') from None
+    except (KeyboardInterrupt, SystemExit):
+      raise
+    except BaseException as error:  # Panics of Rust are not Exceptions.
+      why = one_line(error)
+      raise UserError(f'{self.path} cannot encode {text[:40]!r}: {why}.') from None
 
 
 def read(folder: Path, rules: Rules) -> Tokenizer:
@@ -99,22 +121,29 @@ def read(folder: Path, rules: Rules) -> Tokenizer:
   }
   for name, reader in readers.items():
     if (path := folder / name).is_file():
-      try:
-        with files.reading(path):
-          return Tokenizer(*reader(path), rules)
-      except ImportError as error:
-        raise UserError(f'{path} needs pip install vit_jax[text]: {error}.') from None
+      with files.reading(path, Exception):  # The libraries raise only the base class.
+        try:
+          return Tokenizer(path, *reader(path), rules)
+        except ImportError as error:
+          raise UserError(f'{path} needs pip install vit_jax[text]: {error}.') from None
   raise UserError(f'{folder} has no vocabulary: expected {" or ".join(readers)} there.')
 
 
 def _tokenizers(path: Path):
   from tokenizers import Tokenizer as Fast
 
-  try:
-    return _fast(Fast.from_file(str(path)))
-  except Exception as error:
-    # The library raises only the base class.
-    raise ValueError(error) from None
+  tokenizer = Fast.from_file(str(path))
+  normalizer = tokenizer.normalizer
+  growth = _growth(json.loads(normalizer.__getstate__())) if normalizer else 1
+  if growth > _MOST_GROWTH:
+    raise ValueError(f'its normalizer makes a text up to {growth:,} times as long')
+  return _fast(tokenizer)
+
+
+def _growth(normalizer: dict) -> int:
+  """Returns the most letters that the replacements of a normalizer make of one letter."""
+  own = max(len(str(normalizer.get('content', ''))), 1)
+  return math.prod(map(_growth, normalizer.get('normalizers', ())), start=own)
 
 
 def _fast(tokenizer):
@@ -130,6 +159,8 @@ def _sentencepiece(path: Path):
   from sentencepiece import SentencePieceProcessor
 
   pieces = SentencePieceProcessor(model_file=str(path))
+  if pieces.eos_id() < 0:
+    raise ValueError('it has no piece that ends a text')
   return pieces.encode, pieces.eos_id()
 
 
@@ -137,8 +168,12 @@ def _merges(path: Path):
   from tokenizers import Regex, models, pre_tokenizers, processors
   from tokenizers import Tokenizer as Fast
 
-  with gzip.open(path, 'rt', encoding='utf-8') as file:
-    lines = file.read().split('\n')
+  most = _EXPANSION * path.stat().st_size
+  with gzip.open(path, 'rb') as file:
+    data = file.read(most + 1)
+  if len(data) > most:
+    raise ValueError(f'it decompresses to more than {_EXPANSION} times its size')
+  lines = data.decode().split('\n')
   merges = [tuple(line.split()) for line in lines[1 : _NUMBER + 1] if line]
   # The order of OpenAI's vocabulary: printable bytes come first, by their values.
   letters = pre_tokenizers.ByteLevel.alphabet()

@@ -8,7 +8,8 @@ By default, a row holds an image and its vector before the head, `pre_logits`; f
 SigLIP it is `logits`, the vector for comparison with texts. Other layers (`encoded`,
 `block05`, `stage2`, `stem`: the model's `out`) give a row per patch or position, without the
 class token and registers. The same command again continues where it was stopped, and adds
-new images. Images that cannot be read are left out and listed at the end.
+new images. Images that cannot be read, or whose features are not finite, are left out and
+listed at the end.
 """
 
 import itertools
@@ -79,11 +80,13 @@ def main(argv: list[str]) -> int:
     rows = inference.stream(loaded, images, SingleImage(pp), size, function, mesh)
     for part, why in rows:
       batch = [*itertools.islice(new, len(why))]
+      why = _check_finite(part, why)
       bad |= {name: x for name, x in zip(batch, why, strict=True) if x}
       good = [i for i, x in enumerate(why) if x is None]
       parts.add([batch[i] for i in good], {k: x[good] for k, x in part.items()})
     if len(bad) == len(names):
-      raise UserError(f'None of {len(names)} images could be read.')
+      why = bad[names[0]]
+      raise UserError(f'None of {len(names)} images has features: {why}.')
     bad_images = [{'path': name, 'reason': bad[name]} for name in sorted(bad)]
     parts.join(bad_images=bad_images)
   if args.json:
@@ -94,10 +97,20 @@ def main(argv: list[str]) -> int:
   shapes = ', '.join(f'{k} {" x ".join(map(str, x))}' for k, x in layers.items())
   print(f'{out}: {len(parts.done):,} images, {shapes}')
   for x in bad_images[:_MOST_NAMED]:
-    print(printable(f'  not read: {x["path"]}: {x["reason"]}'))
+    print(printable(f'  left out: {x["path"]}: {x["reason"]}'))
   if len(bad) > _MOST_NAMED:
     print(f'  and {len(bad) - _MOST_NAMED:,} more, all in the metadata of the file')
   return 0
+
+
+def _check_finite(rows: dict[str, np.ndarray], why: list) -> list[str | None]:
+  """Adds a reason for images whose rows hold NaN or infinity."""
+  finite = np.all(
+    [np.isfinite(x.reshape(len(why), -1)).all(1) for x in rows.values()], 0
+  )
+  half = any(x.dtype == np.float16 for x in rows.values())
+  reason = f'its features are not finite{" in float16: without --half" if half else ""}'
+  return [x or (None if good else reason) for x, good in zip(why, finite, strict=True)]
 
 
 def extractor(loaded, layers: list[str], numbers: str = 'float32') -> tuple:

@@ -8,17 +8,21 @@ a file is written, it is a folder of parts.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import itertools
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 
-from vit_jax import files
+from vit_jax import check, files
+from vit_jax.check import Section, Size, nonempty
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder
 
@@ -41,11 +45,49 @@ def arrow() -> tuple:
   return pyarrow, pyarrow.parquet
 
 
+@dataclasses.dataclass
+class _Recipe:
+  """What two files must share for their features to be comparable."""
+
+  fingerprint: str  # of the parameters
+  pp: str
+  image_size: tuple[Size, Size]
+  # {layer: shape of an image's row or map}
+  layers: Annotated[dict[str, Annotated[list[Size], nonempty]], nonempty]
+  dtype: str
+  numbers: Literal['float16', 'float32']
+
+
+@dataclasses.dataclass
+class _Record:
+  """The metadata of a file, see `embed`."""
+
+  recipe: Annotated[dict, Section(_Recipe)]
+  source: str
+  options: dict
+  folder: str
+  vit_jax: str
+  bad_images: list | None = None
+
+
+def _schema(record: dict):
+  """Returns the columns and the metadata of a file."""
+  pa, _ = arrow()
+  layers = record['recipe']['layers']
+  number = pa.from_numpy_dtype(np.dtype(record['recipe']['numbers']))
+  fields = [('path', pa.string())]
+  if any(len(shape) == 3 for shape in layers.values()):
+    fields += [('y', pa.int16()), ('x', pa.int16())]
+  fields += [(name, pa.list_(number, shape[-1])) for name, shape in layers.items()]
+  return pa.schema(fields, {_KEY: json.dumps(record).encode()})
+
+
 class File:
   """A file of features.
 
   Attributes:
     record: how the features were computed, see `embed`.
+    not_finite: number of rows with NaN or infinity that `chunks` met.
   """
 
   def __init__(self, path):
@@ -54,17 +96,26 @@ class File:
     if not Path(path).is_file():
       raise UserError(f'No such file: {path}.')
     self._reading = lambda: files.reading(path, pa.ArrowException)
+    self.not_finite = 0
     with self._reading():
       self._file = pq.ParquetFile(path, page_checksum_verification=True)
-      text = (self._file.schema_arrow.metadata or {}).get(_KEY)
-      if text is None:
-        raise UserError(f'{path} was not written by vit_jax embed.')
-      self.record = json.loads(text)
+      text = (self._file.schema_arrow.metadata or {}).get(_KEY, b'null')
+      with check.prefix_errors(f'{path} was not written by vit_jax embed'):
+        self.record = json.loads(text)
+        check.bind('its metadata', self.record, _Record)
+        if not self._file.schema_arrow.equals(_schema(self.record)):
+          raise ValueError('its columns are not the layers of its metadata')
 
   def paths(self) -> list[str]:
     """Returns the paths of the images, each once, in the order of their rows."""
     parts = (table['path'].unique().to_pylist() for table in self.tables(['path']))
-    return [*dict.fromkeys(itertools.chain.from_iterable(parts))]
+    paths = [*dict.fromkeys(itertools.chain.from_iterable(parts))]
+    shape = next(iter(self.record['recipe']['layers'].values()))
+    with self._reading():
+      rows, of_image = self._file.metadata.num_rows, math.prod(shape[:-1])
+      if not rows or None in paths or rows != len(paths) * of_image:
+        raise ValueError(f'{rows:,} rows of {len(paths):,} images')
+    return paths
 
   def tables(self, columns: list[str] | None = None) -> Iterator:
     """Yields all rows as tables of pyarrow, one for each row group."""
@@ -73,11 +124,19 @@ class File:
         yield self._file.read_row_group(i, columns)
 
   def chunks(self, layer: str, rows: int) -> Iterator[np.ndarray]:
-    """Yields the features of a layer in chunks float32 [rows, D]; the last may be shorter."""
+    """Yields the features of a layer in chunks float32 [rows, D]; the last may be shorter.
+
+    Rows with NaN or infinity are NaN.
+    """
     with self._reading():
       for batch in self._file.iter_batches(rows, columns=[layer]):
-        x = batch.column(0)
-        yield x.flatten().to_numpy().reshape(len(x), -1).astype(np.float32)
+        column = batch.column(0)
+        x = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+        x = x.astype(np.float32)
+        odd = ~np.isfinite(x).all(1)
+        x[odd] = np.nan
+        self.not_finite += int(odd.sum())
+        yield x
 
 
 @contextlib.contextmanager
@@ -91,18 +150,19 @@ def writing(out: Path, record: dict) -> Iterator['Parts']:
     UserError: if the parts are of another recipe, or if another process writes them.
   """
   folder = out.with_name(f'{out.name}.parts')
-  out_folder.make(folder)
-  with open(folder / 'lock', 'w') as lock:
+  out_folder.make(out.parent)
+  # The file stays: a process could lock it while another one deletes it.
+  with open(out.with_name(f'.{out.name}.lock'), 'w') as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
       raise UserError(f'Another process writes {out}.') from None
+    out_folder.make(folder)
     try:
       yield Parts(out, folder, record)
     finally:
       # An OSError means that the folder has parts, or that it was deleted.
       with contextlib.suppress(OSError):
-        (folder / 'lock').unlink()
         folder.rmdir()
 
 
@@ -158,7 +218,7 @@ class Parts:
     _, pq = arrow()
 
     def write(target):
-      with pq.ParquetWriter(target, self._schema(**more), **_FORMAT) as writer:
+      with pq.ParquetWriter(target, _schema(self._record | more), **_FORMAT) as writer:
         for path in self._pieces:
           for table in File(path).tables():
             writer.write_table(table)
@@ -177,16 +237,6 @@ class Parts:
       self._number += 1
     self._waiting, self._bytes, self._since = [], 0, time.monotonic()
 
-  def _schema(self, **more):
-    pa, _ = arrow()
-    layers = self._record['recipe']['layers']
-    number = pa.from_numpy_dtype(np.dtype(self._record['recipe']['numbers']))
-    fields = [('path', pa.string())]
-    if any(len(shape) == 3 for shape in layers.values()):
-      fields += [('y', pa.int16()), ('x', pa.int16())]
-    fields += [(name, pa.list_(number, shape[-1])) for name, shape in layers.items()]
-    return pa.schema(fields, {_KEY: json.dumps(self._record | more).encode()})
-
   def _table(self, paths, rows):
     pa, _ = arrow()
     columns = [np.array(paths, object)]
@@ -198,4 +248,4 @@ class Parts:
     for x in rows.values():
       flat = pa.array(x.reshape(-1))
       columns.append(pa.FixedSizeListArray.from_arrays(flat, x.shape[-1]))
-    return pa.Table.from_arrays(columns, schema=self._schema())
+    return pa.Table.from_arrays(columns, schema=_schema(self._record))

@@ -38,6 +38,8 @@ def main(argv: list[str]) -> int:
     raise UserError(f'--near_duplicates {threshold}: expected a cosine in (0, 1].')
   page = args.page and files.local_path(args.page, '--page')
   if page:
+    if not page.name or page.is_dir():
+      raise UserError(f'--page {page} is a folder: name a file in it.')
     out_folder.check_folder(str(page.parent), '--page')
   file = feature_file.File(args.features)
   layers = file.record['recipe']['layers']
@@ -53,18 +55,25 @@ def main(argv: list[str]) -> int:
     groups = _queries(args, file, layer, paths)
   else:
     groups = _duplicates(file.chunks(layer, _ROWS), threshold, paths)
+  if file.not_finite:
+    terminal.say(
+      f'{args.features}: {file.not_finite:,} of {len(paths):,} images have features that '
+      'are not finite, and are left out.'
+    )
   if page:
     out_folder.make(page.parent, '--page')
     files.replace(page, _page(args.features, groups))
   if args.json:
     kind = 'queries' if threshold is None else 'near_duplicates'
-    cli.print_json({'features': args.features, 'layer': layer, kind: groups})
+    record = {'features': args.features, 'layer': layer, 'not_finite': file.not_finite}
+    cli.print_json(record | {kind: groups})
   else:
     print('\n'.join(map(_render, groups)) or 'No near duplicates.')
     if page:
       print(page.absolute().as_uri())
   if groups and all('error' in group for group in groups):
-    raise UserError(f'None of {len(groups)} images could be read.')
+    why = groups[0]['error']
+    raise UserError(f'None of {len(groups)} queries has features: {why}.')
   return 0
 
 
@@ -93,6 +102,11 @@ def _queries(args, file, layer: str, paths: list[str]) -> list[dict]:
     vectors = loaded.text(args.text)
   else:
     raise UserError(f'--text: {args.features} has no `logits` of CLIP or SigLIP.')
+  finite = np.isfinite(vectors).all(1)
+  errors = [
+    why or (None if good else 'its features are not finite')
+    for why, good in zip(errors, finite, strict=True)
+  ]
   chunks, mesh = file.chunks(layer, _ROWS), sharding.make_mesh()
   best = zip(*nearest(chunks, vectors, args.top, mesh), strict=True)
   groups = zip(queries, errors, best, strict=True)
@@ -111,7 +125,8 @@ def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.n
   """Finds the k nearest rows; returns their similarities and numbers, both [n, k].
 
   Args:
-    chunks: the rows in chunks, together [N, D] float32. If N < k, all N rows are returned.
+    chunks: the rows in chunks, together [N, D] float32. Rows of NaN are left out. If fewer
+      than k remain, all of them are returned.
     queries: [n, D] float32.
   """
   from vit_jax.evaluators import knn
@@ -119,10 +134,13 @@ def nearest(chunks, queries: np.ndarray, k: int, mesh) -> tuple[np.ndarray, np.n
   best = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), int)
   first = 0
   for keys in chunks:
-    values, rows = knn.nearest(keys, queries, min(k, len(keys)), mesh)
-    both = [np.hstack(x) for x in zip(best, (values, rows + first), strict=True)]
-    order = np.argsort(-both[0], axis=1, kind='stable')[:, :k]
-    best = tuple(np.take_along_axis(x, order, 1) for x in both)
+    numbers = np.flatnonzero(~np.isnan(keys[:, 0]))
+    if len(numbers):
+      values, rows = knn.nearest(keys[numbers], queries, min(k, len(numbers)), mesh)
+      rows = first + numbers[rows]
+      both = [np.hstack(x) for x in zip(best, (values, rows), strict=True)]
+      order = np.argsort(-both[0], axis=1, kind='stable')[:, :k]
+      best = tuple(np.take_along_axis(x, order, 1) for x in both)
     first += len(keys)
   return best
 
@@ -193,7 +211,7 @@ def _link(labels: np.ndarray, rows, columns) -> None:
 def _render(group: dict) -> str:
   head = group.get('query', f'{len(group["images"])} images')
   rows = [f'{row["similarity"]:6.3f}  {row["path"]}' for row in group['images']]
-  rows += [f'not read: {group["error"]}'] if 'error' in group else []
+  rows += [f'no features: {group["error"]}'] if 'error' in group else []
   return '\n  '.join(map(printable, [head, *rows]))
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import terminal, trees
+from vit_jax.errors import UserError
 from vit_jax.models.text import TextTransformer, TwoTowers
 from vit_jax.text import tokenizer
 from vit_jax.weights.families import text
@@ -61,11 +62,20 @@ class ImageText(Loaded):
 
   def text(self, texts: Iterable[str]) -> np.ndarray:
     """Returns the unit vectors [T, E] of texts."""
-    return self.embed_ids(self.tokenizer(texts))
+    ids = self.tokenizer(texts)
+    try:
+      return self.embed_ids(ids)
+    except ValueError as error:
+      raise UserError(f'{self.tokenizer.path}: {error}.') from None
 
   def embed_ids(self, ids: np.ndarray) -> np.ndarray:
     """Returns the unit vectors [T, E] of texts, given as token ids int [T, N]."""
-    rows = []
+    vocab, rows = self.towers.text.vocab, []
+    if odd := [i for i in np.unique(ids) if not 0 <= i < vocab]:
+      raise ValueError(
+        f'the token id {odd[0]} is not one of the {vocab} of the weights: put the '
+        'vocabulary that they were trained with into their folder'
+      )
     for part in (ids[i : i + _BATCH] for i in range(0, len(ids), _BATCH)):
       # Pad to a power of 2, because each size is compiled.
       size = 1 << (len(part) - 1).bit_length()

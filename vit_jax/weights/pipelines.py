@@ -19,6 +19,8 @@ from vit_jax.weights.source import Header
 # Pillow's filters by number. Pillow antialiases and rounds to integers.
 _RESAMPLE = {0: 'nearest', 2: 'bilinear', 3: 'bicubic', 4: 'area'}
 _NUMBERS = {method: number for number, method in _RESAMPLE.items()}
+# The same filters by the names of timm and open_clip.
+_METHODS = {method: method for method in _NUMBERS} | {'box': 'area'}
 # Arguments for resizing that `inception_crop` and `resize` share.
 _HOW = {'method', 'antialias', 'rounding'}
 # Steps that a processor of transformers can switch on.
@@ -53,7 +55,10 @@ def read_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
     return None
   if (mode := cfg.get('crop_mode', 'center')) not in ('center', 'squash'):
     raise ValueError(f"crop_mode={mode!r} is unknown, expected 'center' or 'squash'")
-  method = cfg.get('interpolation', 'bicubic').replace('box', 'area')
+  method = cfg.get('interpolation', 'bicubic')
+  if method not in _METHODS:
+    raise ValueError(f'interpolation={method!r}, expected one of {[*_METHODS]}')
+  method = _METHODS[method]
   whole = tuple(int(n / cfg.get('crop_pct', 0.875)) for n in size)
   crop = f"|central_crop({size[0] if size[0] == size[1] else size}, half='even')"
   resize = f"resize_small({max(whole)}, method={method!r}, rounding='nearest')"
@@ -61,7 +66,7 @@ def read_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
     resize = f"resize({whole}, method={method!r}, antialias=True, rounding='nearest')"
     crop = '' if whole == size else crop
   levels = value_range(cfg.get('mean', MEAN), cfg.get('std', STD))
-  return f'{_DECODE}|{resize}{crop}|{levels}'
+  return _check(f'{_DECODE}|{resize}{crop}|{levels}')
 
 
 def read_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
@@ -105,7 +110,13 @@ def read_hf(processor: dict, size: tuple[int, int] | None) -> str | None:
   std = processor.get('image_std', (0.5,) * 3)
   if not processor.get('do_normalize', True):
     mean, std = (0.0,) * 3, (1.0,) * 3
-  return '|'.join([*steps, value_range(mean, std)])
+  return _check('|'.join([*steps, value_range(mean, std)]))
+
+
+def _check(pp: str) -> str:
+  """Raises UserError for a malformed pipeline now, not at the first image."""
+  registry.parse(pp)
+  return pp
 
 
 def _sides(size) -> tuple[int, int]:
@@ -122,7 +133,19 @@ def _side(value) -> int:
 
 
 def value_range(mean, std) -> str:
-  """Returns the op that standardises pixels, given mean and std for pixels in [0, 1]."""
+  """Returns the op that standardises pixels, given mean and std for pixels in [0, 1].
+
+  Raises ValueError for other values than one or three numbers of a plausible size.
+  """
+  for key, x, least in (('mean', mean, -1000), ('std', std, 1e-6)):
+    if (
+      not isinstance(x, list | tuple)
+      or len(x) not in (1, 3)
+      or not all(type(n) in (int, float) and least <= n <= 1000 for n in x)
+    ):
+      raise ValueError(
+        f'{key} is {x!r}, expected a number in [{least}, 1000] for each channel'
+      )
   low = tuple(round((0 - m) / s, 7) for m, s in zip(mean, std, strict=True))
   high = tuple(round((1 - m) / s, 7) for m, s in zip(mean, std, strict=True))
   if len({*low}) == len({*high}) == 1:

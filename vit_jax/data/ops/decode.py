@@ -62,6 +62,7 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
           f'{image.width}x{image.height} by its header'
         )
       if not data.startswith(_TF_MAGIC) or _is_animated_webp(data):
+        check_depth(image)
         image = ImageOps.exif_transpose(image) if exif else image
         return _encode_png(image), 1, image.size[::-1]
       orientation = _orientation(image, data) if exif else 1
@@ -75,6 +76,17 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
     if 'cannot identify' in str(error):
       raise BadImage('not an image of a known type') from None
     raise BadImage(f'broken header: {type(error).__name__} {reason}'.strip()) from None
+
+
+def check_depth(image) -> None:
+  """Raises BadImage for a PIL image with one number of 32 bits per pixel.
+
+  Nothing says which of these numbers is white. Pillow gives gray levels of 16 bits the same
+  mode as integers of 32, for PNG and PPM alone.
+  """
+  if image.mode == 'F' or (image.mode == 'I' and image.format not in ('PNG', 'PPM')):
+    kind = {'F': 'floats', 'I': 'integers'}[image.mode]
+    raise BadImage(f'{kind} of 32 bits, expected 8 or 16 bits per channel')
 
 
 @functools.cache
@@ -108,11 +120,10 @@ def _orientation(image, data: bytes) -> int:
 def _encode_png(image) -> bytes:
   from PIL import Image
 
-  if image.mode.startswith(('I', 'F')):
-    # Of 16 or more bits per pixel, keep the high 8.
-    values = np.asarray(image).astype(np.float64)
-    scale = 255 / max(values.max(), 1) if values.max() > 65535 else 1 / 257
-    image = Image.fromarray(np.clip(np.round(values * scale), 0, 255).astype(np.uint8))
+  if image.mode.startswith('I'):
+    # Of 16 bits per pixel, keep the high 8.
+    values = np.asarray(image).astype(np.float64) / 257
+    image = Image.fromarray(np.clip(np.round(values), 0, 255).astype(np.uint8))
   out = io.BytesIO()
   image.convert('RGB').save(out, 'PNG', compress_level=0)
   return out.getvalue()

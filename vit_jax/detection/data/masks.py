@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax import files
 from vit_jax.data import image_file
 from vit_jax.data.features import Feature, ImageFeature
 from vit_jax.data.sources import folder
@@ -57,12 +58,14 @@ class Masks(folder.Folder):
 
   def _segments(self, path: str) -> np.ndarray:
     """Reads a mask, uint8 [H, W]; raises UserError for a number that is not a class."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     data = image_file.read(path)
     try:
       with Image.open(io.BytesIO(data)) as image:
         mode, segments = image.mode, np.asarray(image)
+    except UnidentifiedImageError:
+      raise BadImage('its mask is not an image of a known type') from None
     except Exception as error:  # Pillow raises errors of many types for broken files.
       raise BadImage(f'its mask: {error}') from None
     if mode not in ('1', 'L', 'P'):
@@ -79,7 +82,8 @@ class Masks(folder.Folder):
   def _set_classes(self, directories: dict[str, str]) -> None:
     path = Path(self._root) / _NAMES
     if path.is_file():
-      names = path.read_text(encoding='utf-8').rstrip().splitlines()
+      with files.reading(path):
+        names = path.read_text(encoding='utf-8').rstrip().splitlines()
       self.class_names = [name.strip() for name in names]
       self.num_classes = len(names)
 

@@ -118,7 +118,7 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
   fields |= {
     'act': configs.activation(own.get('hidden_act', act)),
     'norm_eps': own.get('layer_norm_eps', eps),
-    'num_heads': own.get('num_attention_heads', heads),
+    'num_heads': configs.side(own.get('num_attention_heads', heads), 'heads'),
   }
   return _text(arrays, _hf_rules(fields['num_heads']), fields, tokens)
 
@@ -164,7 +164,8 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   if pool not in ('argmax', 'eos', 'last'):
     raise ValueError(f"pool_type={pool!r}, expected 'argmax', 'eos' or 'last'")
   model = model or {'quick_gelu': image['act'] == 'quick_gelu'}
-  heads = own.get('heads', arrays['positional_embedding'].shape[1] // 64)
+  heads = arrays['positional_embedding'].shape[1] // 64
+  heads = configs.side(own.get('heads', heads), 'text_cfg.heads')
   fields = {
     'mask': 'none' if own.get('no_causal_mask') else 'causal',
     'pooling': 'last' if pool == 'last' else 'eot',

@@ -244,10 +244,11 @@ def _open_clip(config: dict, source: str) -> Facts:
     return facts._replace(image_size=size, images=images, config=config)
   if odd := vision.keys() - _OPEN_CLIP_KEYS:
     raise ValueError(f'vision_cfg.{min(odd)} is unknown: it may change the outputs')
+  head_width = configs.side(vision.get('head_width', 64), 'head_width')
   fields = {
     'act': configs.open_clip_act(model, vision),
     'norm_eps': configs.section(vision, 'norm_kwargs').get('eps', 1e-5),
-    'num_heads': vision['width'] // vision.get('head_width', 64),
+    'num_heads': vision['width'] // head_width,
   }
   pp = configs.section(config, 'vit_jax').get('pp')
   return Facts(fields=fields, image_size=size, pp=pp, config=config, images=images)
