@@ -77,6 +77,15 @@ def test_every_mode_of_image_is_read(mode, tmp_path):
   assert SingleImage(f'decode|{PLAIN}')(path.read_bytes()).shape == (16, 16, 3)
 
 
+@pytest.mark.parametrize('kind', [np.float32, np.int32])
+def test_numbers_of_32_bits_are_no_image(kind, tmp_path):
+  image = Image.fromarray(np.linspace(0, 70_000, 256).reshape(16, 16).astype(kind))
+  image.save(tmp_path / 'a.tif')
+  for one in (image, tmp_path / 'a.tif'):
+    with pytest.raises(BadImage, match=naming(32, 16, 'bits')):
+      SingleImage(PLAIN)(one)
+
+
 @pytest.fixture(scope='module')
 def large(tmp_path_factory):
   """A folder with a JPEG of 700 x 901 px that stands upright by its EXIF."""

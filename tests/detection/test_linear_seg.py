@@ -158,6 +158,10 @@ def test_masks_that_do_not_fit(tmp_path):
   write(np.zeros((40, 24), np.uint8), 1)
   (root / 'train/masks/a/2.png').write_bytes(b'no')
   (root / 'classes.txt').unlink()
+  examples = sources.build(f'masks:{root}', 'train').read(np.arange(4))
+  assert 'its mask is not an image of a known type' in [
+    x.get('error') for x in examples
+  ]
   options = dict(batch_size=4, num_classes=3, max_bad_fraction=1.0)
   pp = 'decode|resize(8)|value_range'
   data = pipeline.EvalBatches(f'masks:{root}', 'train', pp, **options)
@@ -166,6 +170,9 @@ def test_masks_that_do_not_fit(tmp_path):
   (root / 'train/masks/a/3.png').unlink()
   with pytest.raises(UserError, match=naming('1 of 4', 'train/masks/a/3.png')):
     sources.build(f'masks:{root}', 'train')
+  (root / 'classes.txt').write_bytes('lac glacé'.encode('latin-1'))
+  with pytest.raises(UserError, match=naming(root / 'classes.txt', 'utf')):
+    sources.build(f'masks:{root}', 'val')
 
 
 @pytest.mark.parametrize(

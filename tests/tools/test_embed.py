@@ -281,7 +281,9 @@ def test_files_that_embed_did_not_write_are_refused(folder, tmp_path, call, refu
     refused(search, [edited, '--near_duplicates', 0.9], edited)
 
 
-def test_rows_that_are_not_finite_are_left_out(folder, tmp_path, call, capfd, refused):
+def test_rows_that_are_not_finite_are_left_out(
+  folder, tmp_path, call, capfd, refused, monkeypatch
+):
   out = tmp_path / 'f.parquet'
   call(embed, SOURCE, folder, '--out', out)
   table = pq.read_table(out)
@@ -304,11 +306,13 @@ def test_rows_that_are_not_finite_are_left_out(folder, tmp_path, call, capfd, re
   argv = [tmp_path / 'large.npz', folder, '--out', tmp_path / 'g.parquet']
   refused(embed, [*argv, '--half'], 'float16', '--half')
   assert call(embed, *argv)['images'] == 12
-  # So does a query.
-  record = json.loads(table.schema.metadata[b'vit_jax'])
-  record['recipe']['pp'] = 'decode|resize(32)|value_range(-1e38, 1e38)'
-  pq.write_table(table.replace_schema_metadata({'vit_jax': json.dumps(record)}), out)
-  refused(search, [out, folder / '0.png'], 'finite')
+  # A query has no features either.
+  function, shapes = embed.extractor(weights.load(SOURCE), ['pre_logits'])
+  overflow = lambda *args: {k: x * np.inf for k, x in function(*args).items()}
+  monkeypatch.setattr(embed, 'extractor', lambda *_: (overflow, shapes))
+  code, _, error = commands.run(search.main, capfd, out, folder / '0.png')
+  assert code == 2
+  assert 'not finite' in commands.one_line(error)
 
 
 def test_without_pyarrow_the_error_names_the_extra(

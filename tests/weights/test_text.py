@@ -1,5 +1,6 @@
 """Whole models with a text tower: each loads by its path and computes what its library does."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.support import GOLDEN
+from tests.support import GOLDEN, naming
 from tests.support.goldens import PAIRS, TOLD, compare_vit, path_of, vit_outputs
+from vit_jax.errors import UserError
+from vit_jax.text.tokenizer import Rules, Tokenizer
 from vit_jax.weights.image_text import ImageText
 
 load = functools.cache(lambda name: vit_jax.load(path_of(name), **TOLD.get(name, {})))
@@ -123,3 +126,16 @@ def test_a_text_tower_that_is_not_read_is_left_out(tmp_path):
   loaded = vit_jax.load(tmp_path / 'w.npz')
   assert not isinstance(loaded, ImageText)
   assert 'other/kernel' in loaded.report
+
+
+def test_ids_beyond_the_table_name_the_vocabulary(pair, tmp_path):
+  vocab = pair.towers.text.vocab
+  with pytest.raises(ValueError, match=f'{vocab} is not one of the {vocab}'):
+    pair.embed_ids(np.array([[0, vocab]]))
+  path = tmp_path / 'tokenizer.json'
+  tokens = Tokenizer(path, lambda text: [vocab + 7], 1, Rules(4, 'none', None))
+  other = dataclasses.replace(pair)
+  other.__dict__['tokenizer'] = tokens
+  for embed in (other.text, other.classifier):
+    with pytest.raises(UserError, match=naming(str(path), vocab + 7)):
+      embed(['a cat'])

@@ -55,11 +55,6 @@ def main(argv: list[str]) -> int:
     groups = _queries(args, file, layer, paths)
   else:
     groups = _duplicates(file.chunks(layer, _ROWS), threshold, paths)
-  if file.not_finite:
-    terminal.say(
-      f'{args.features}: {file.not_finite:,} of {len(paths):,} images have features that '
-      'are not finite, and are left out.'
-    )
   if page:
     out_folder.make(page.parent, '--page')
     files.replace(page, _page(args.features, groups))
@@ -74,6 +69,11 @@ def main(argv: list[str]) -> int:
   if groups and all('error' in group for group in groups):
     why = groups[0]['error']
     raise UserError(f'None of {len(groups)} queries has features: {why}.')
+  if file.not_finite:
+    terminal.say(
+      f'{args.features}: {file.not_finite:,} of {len(paths):,} images have features that '
+      'are not finite, and are left out.'
+    )
   return 0
 
 
