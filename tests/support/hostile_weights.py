@@ -6,6 +6,7 @@
 import io
 import json
 import os
+import pickle
 import shutil
 import struct
 import warnings
@@ -18,6 +19,7 @@ import numpy as np
 from tests.support import GOLDEN
 
 NPZ, TIMM, HF = GOLDEN / 'vit_google_token.npz', GOLDEN / 'vit_timm', GOLDEN / 'vit_hf'
+OPEN_CLIP = GOLDEN / 'clip_open_clip'
 
 Make = Callable[[Path], Path]  # writes into an empty folder, returns what to load
 
@@ -39,7 +41,7 @@ def recipes() -> dict[str, Make]:
   """Returns {name: how it is made}."""
   return {
     name: make
-    for group in (kinds, zips, npy_headers, arrays, safetensors, configs)
+    for group in (kinds, zips, pickles, npy_headers, arrays, safetensors, configs)
     for name, make in group()
   }
 
@@ -131,6 +133,38 @@ def zips():
   yield 'layer 99999', _npz(**{scale.format(99999): one})
   zeros = _npy(np.zeros(1 << 21, np.float32))
   yield '320 MB in 330 KB', _npz(**{f'Transformer/{i}.npy': zeros for i in range(40)})
+
+
+def pickles():
+  """Pickles that have no end, or make more than they hold."""
+  file = lambda data: of_bytes('a.pkl', data)
+  itself, first, second = {}, {}, {}
+  itself['model'], first['state_dict'], second['model'] = itself, second, first
+  yield 'pickle: holds itself', file(pickle.dumps(itself))
+  yield 'pickle: two hold each other', file(pickle.dumps(first))
+  for index in (1 << 20, 1 << 30, (1 << 32) - 1):
+    data = b'\x80\x02]r' + struct.pack('<I', index) + b'.'
+    yield f'pickle: index {index:,}', file(data)
+  empty = b'cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(Nt\x8c\x01bt'
+  for name, shape in {
+    '8 GB': b'M\xff\xffM\xff\xff\x86',
+    'minus': b'J\xff\xff\xff\xff\x85',
+  }.items():
+    array = b'cnumpy\ndtype\n\x8c\x01O\x85R'
+    state = b'(K\x01' + shape + array + b'\x89Ntb'
+    yield (
+      f'pickle: array of {name}',
+      file(b'\x80\x04}\x8c\x01a' + empty + b'R' + state + b's.'),
+    )
+  yield (
+    'pickle: 1 GB of bytes',
+    file(b'\x80\x05\x96' + struct.pack('<Q', 1 << 30) + b'.'),
+  )
+  # Each of them doubles a text.
+  twice = b'c_codecs\nencode\n\x8c\x01a\x8c\x05utf32\x86R'
+  for _ in range(32):
+    twice = b'c_codecs\nencode\n' + twice + b'\x8c\x03hex\x86R'
+  yield 'pickle: hexadecimal of hexadecimal', file(b'\x80\x04' + twice + b'.')
 
 
 def npy_headers():
@@ -270,6 +304,15 @@ def configs():
 
     return make
 
+  def changed(path, key, value) -> bytes:
+    config = json.loads(path.read_text())
+    *parents, last = key.split('.')
+    inside = config
+    for parent in parents:
+      inside = inside.setdefault(parent, {})
+    inside[last] = value
+    return json.dumps(config).encode()
+
   for data in (b'{"vit_jax": {', b'{"a":' * 12_000, b'{\xff}', b'{"a": 1e}'):
     yield f'comment: {data[:16]}', comment(data)
   for field, value in (
@@ -289,13 +332,8 @@ def configs():
   for origin, keys in ((TIMM, timm), (HF, (*hf, 'image_size'))):
     for key in keys:
       for name, value in VALUES.items():
-        config = json.loads((origin / 'config.json').read_text())
-        *parents, last = key.split('.')
-        inside = config
-        for parent in parents:
-          inside = inside.setdefault(parent, {})
-        inside[last] = value
-        make = folder_with(origin, 'config.json', json.dumps(config).encode())
+        data = changed(origin / 'config.json', key, value)
+        make = folder_with(origin, 'config.json', data)
         yield f'config: {key} is {name}', make
   plain = {'size': {'height': 32, 'width': 32}, 'do_center_crop': True, 'crop_size': 32}
   for key in ('size', 'crop_size', 'resample', 'image_std'):
@@ -303,6 +341,18 @@ def configs():
       data = json.dumps(plain | {key: value}).encode()
       make = folder_with(HF, 'preprocessor_config.json', data)
       yield f'config: preprocessor {key} is {name}', make
+  for key in (
+    'preprocess_cfg.mean',
+    'preprocess_cfg.std',
+    'preprocess_cfg.interpolation',
+  ):
+    for name, value in {**VALUES, 'pair': [0.5, 0.5], 'too large': [1e308] * 3}.items():
+      data = changed(OPEN_CLIP / 'open_clip_config.json', key, value)
+      make = folder_with(OPEN_CLIP, 'open_clip_config.json', data)
+      yield f'config: {key} is {name}', make
+  path = OPEN_CLIP / 'open_clip_config.json'
+  data = changed(path, 'model_cfg.vision_cfg.head_width', True)
+  yield 'config: head_width', folder_with(OPEN_CLIP, 'open_clip_config.json', data)
   for data in (
     *(b'', b'{"a"', b'[]', b'1', b'[' * 100_000, b'{"a":' * 100_000, bytes(1000)),
     *(b'{"hidden_act": "\\ud800"}', b'{"id2label": {"0": "a", "00": "b"}}'),

@@ -1,6 +1,7 @@
 """Command lines that tools refuse: one line that names why, exit code 2, no new file."""
 
 import importlib.util
+import json
 import shlex
 import shutil
 
@@ -53,6 +54,7 @@ REFUSED = [
   ('search', 'plain.parquet photos', ('plain.parquet', 'embed')),
   ('search', 'plain.parquet', ('near_duplicates',)),
   ('search', 'plain.parquet --near_duplicates 0', ('near_duplicates', 0)),
+  ('search', 'plain.parquet --near_duplicates .5 --page /', ('--page', 'folder')),
   # Evaluations and probes.
   ('evaluate', 'token.npz', ('token.npz', '--data', '--split')),
   ('evaluate', 'token.npz --data digits --split tset', ("'tset'", 'test')),
@@ -79,6 +81,8 @@ REFUSED = [
   ('evaluate', 'pair.npz --data digits --zero_shot --probe knn',
    ('--probe', '--zero_shot')),
   ('convert', 'token.npz x.npz --labels a,b', ('token.npz', 'text tower')),
+  ('predict', 'words/pair.npz photos --labels a,dog', ('tokenizer.json', 999)),
+  ('predict', 'words/pair.npz photos --labels a,caf\udce9', ('udce9', 'UTF-8')),
   # Other files.
   ('convert', 'token.npz x.onnx --to timm', ('x.onnx', '--to timm', 'torch.onnx.export')),
   ('convert', 'token.npz x.pt --to timm', ('x.pt', '.safetensors')),
@@ -155,8 +159,14 @@ def places(tmp_path_factory):
   pixels = np.zeros((10, 32, 32, 3), np.uint8)
   several = np.eye(10, dtype=bool) | (np.arange(10) == 0)
   np.savez(folder / 'labels.npz', test_images=pixels, test_labels=several)
-  for name in ('photos', 'classes/a', 'broken', 'drawings', 'mine'):
+  for name in ('photos', 'classes/a', 'broken', 'drawings', 'mine', 'words'):
     (folder / name).mkdir(parents=True)
+  # A vocabulary of other weights.
+  vocab = {'a': 0, '</s>': 1, 'dog': 999}
+  model = {'type': 'WordLevel', 'vocab': vocab, 'unk_token': 'a'}
+  tokenizer = {'version': '1.0', 'added_tokens': [], 'model': model}
+  (folder / 'words/tokenizer.json').write_text(json.dumps(tokenizer))
+  (folder / 'words/pair.npz').symlink_to(GOLDEN / 'siglip_bigvision.npz')
   Image.fromarray(pixels[0]).save(folder / 'photos/a.png')
   shutil.copy(folder / 'photos/a.png', folder / 'classes/a')
   (folder / 'drawings/x.svg').write_text('<svg/>')

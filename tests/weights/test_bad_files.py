@@ -1,6 +1,8 @@
 """Files that are not what they say: one clear line, exit 2, nothing written, no crash."""
 
 import functools
+import gzip
+import json
 import pickle
 import resource
 import warnings
@@ -10,9 +12,17 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.support import GOLDEN, fault_table, hostile_weights, naming
+from tests.support import (
+  GOLDEN,
+  commands,
+  fault_table,
+  hostile_images,
+  hostile_weights,
+  naming,
+)
 from vit_jax import cli, weights
 from vit_jax.errors import UserError
+from vit_jax.text.tokenizer import MERGES
 from vit_jax.tools import convert
 from vit_jax.weights import readers
 
@@ -36,6 +46,13 @@ BAD = {
   'kind: empty folder': ('a.npz', 'model.safetensors'),
   "safetensors: index {'a': '../": ("'../model.safetensors'",),
   'config: b\'{"a"\'': ('config.json', 'JSON'),
+  'pickle: holds itself': ('a.pkl', 'pickle'),
+  'pickle: index 1,073,741,824': ('a.pkl', 'pickle'),
+  'config: preprocess_cfg.mean is texts': ('mean', "'a'"),
+  'config: preprocess_cfg.std is zeros': ('std', '[0, 0, 0]'),
+  'config: preprocess_cfg.interpolation is texts': ('interpolation',),
+  'config: preprocess_cfg.interpolation is text': ('no such', 'bicubic'),
+  'config: head_width': ('head_width', 'True'),
   'other arrays': ("['a']", 'google (vit)'),
 }
 
@@ -115,3 +132,48 @@ def test_some_hostile_files(tmp_path):
 @pytest.mark.faults
 def test_all_hostile_files(tmp_path, faults_table):
   assert survived(tmp_path, 1, faults_table) > 350
+
+
+# Runs a command within 30 seconds, then prints the most memory that it used. The limit of
+# addresses is for the machine: what a process may map but not use.
+LIMITED = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
+sys.argv = ['vit_jax', *sys.argv[1:]]
+try:
+  runpy.run_module('vit_jax', run_name='__main__')
+finally:
+  print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""
+# Members of a gzip file follow one another: 2 GB in 2 MB.
+GZIP = gzip.compress(bytes(20 << 20)) * 100
+REPLACE = {'type': 'Replace', 'pattern': {'String': 'a'}, 'content': 'a' * 10}
+JSON = {
+  'version': '1.0',
+  'added_tokens': [],
+  'normalizer': {'type': 'Sequence', 'normalizers': [REPLACE] * 10},
+  'model': {'type': 'WordLevel', 'vocab': {'a': 0, '</s>': 1}, 'unk_token': 'a'},
+}
+VOCABULARIES = {MERGES: GZIP, 'tokenizer.json': json.dumps(JSON).encode()}
+
+
+@pytest.mark.faults
+def test_no_file_takes_4_gb_or_30_s_before_it_is_refused(tmp_path, faults_table):
+  calls = {}
+  for number, (name, make) in enumerate(hostile_weights.recipes().items()):
+    if name.startswith(('pickle: ', '320 MB', 'npy: header of 4', 'kind: endless')):
+      (folder := tmp_path / str(number)).mkdir()
+      calls[name] = ['inspect', make(folder)]
+  for name, content in VOCABULARIES.items():
+    (folder := tmp_path / name).mkdir()
+    (folder / name).write_bytes(content)
+    (folder / 'w.npz').symlink_to(GOLDEN / 'siglip_bigvision.npz')
+    hostile_images.picture().save(folder / 'a.png')
+    calls[name] = ['predict', folder / 'w.npz', folder / 'a.png', '--labels', 'a,b']
+  for name, argv in calls.items():
+    process = commands.python('-c', LIMITED, *argv)
+    refused = process.returncode == 2 and process.stderr.count('\n') == 1
+    within = int(process.stdout or '0') < 4 << 30 and process.returncode >= 0
+    outcome = ('refused' if refused else 'traceback') if within else 'hang'
+    faults_table('memory and time', name, outcome, process.stdout + process.stderr)

@@ -56,7 +56,7 @@ def read_timm(cfg: dict, size: tuple[int, int] | None) -> str | None:
   if (mode := cfg.get('crop_mode', 'center')) not in ('center', 'squash'):
     raise ValueError(f"crop_mode={mode!r} is unknown, expected 'center' or 'squash'")
   method = cfg.get('interpolation', 'bicubic')
-  if method not in _METHODS:
+  if method not in [*_METHODS]:
     raise ValueError(f'interpolation={method!r}, expected one of {[*_METHODS]}')
   method = _METHODS[method]
   whole = tuple(int(n / cfg.get('crop_pct', 0.875)) for n in size)
