@@ -55,7 +55,9 @@ PLOTS = ['matplotlib>=3.8']
 DETECTION = ['pycocotools>=2.0.11']  # COCO's metric, and masks of objects
 HUB = ['huggingface_hub>=0.30']
 FEATURES = ['pyarrow>=18']  # Parquet of `embed` and `search`
-HEIF = ['pillow-heif>=0.22']  # HEIC, in which telephones store photographs
+# HEIC, in which telephones store photographs. The wheels of pillow-heif are under GPLv2,
+# because they bundle libx265.
+HEIF = ['pillow-heif>=0.22']
 # Vocabularies of text towers, as transformers and as SigLIP's authors store them.
 TEXT = ['tokenizers>=0.22', 'sentencepiece>=0.2.1']
 # Material gets critical fixes only (until 2027-05-05, it says); Zensical reads mkdocs.yml.
@@ -79,6 +81,9 @@ setup(
     'Intended Audience :: Science/Research',
     'Operating System :: POSIX :: Linux',
     'Programming Language :: Python :: 3',
+    'Programming Language :: Python :: 3.11',
+    'Programming Language :: Python :: 3.12',
+    'Programming Language :: Python :: 3.13',
     'Topic :: Scientific/Engineering :: Artificial Intelligence',
     'Typing :: Typed',
   ],

@@ -45,8 +45,8 @@ def clone(tmp_path_factory):
   source.mkdir()
   manifest = (ROOT / 'MANIFEST.in').read_text(encoding='utf-8')
   for name in ('vit_jax', 'configs', *re.findall(r'^graft (\S+)', manifest, re.M)):
-    no_caches = shutil.ignore_patterns('__pycache__')
-    shutil.copytree(ROOT / name, source / name, ignore=no_caches)
+    left_out = shutil.ignore_patterns('__pycache__', 'golden')
+    shutil.copytree(ROOT / name, source / name, ignore=left_out)
   for path in ROOT.iterdir():
     if path.is_file():
       shutil.copy(path, source)
@@ -67,14 +67,18 @@ def wheel(sdist, tmp_path_factory):
   return _build('wheel', source, tmp_path_factory.mktemp('wheel'))
 
 
-def test_the_sdist_has_all_that_git_tracks(sdist):
+def test_the_sdist_has_all_that_git_tracks_except_golden_files(sdist):
   if not (ROOT / '.git').exists():
     pytest.skip('not a checkout')
   # The checkout may be another user's.
   tracked = _call(['git', '-c', 'safe.directory=*', 'ls-files'], ROOT).split()
   with tarfile.open(sdist) as archive:
     names = {name.partition('/')[2] for name in archive.getnames()}
-  assert set(tracked) <= names, 'MANIFEST.in lacks something'
+  expected = {name for name in tracked if not name.startswith('tests/golden/')}
+  assert expected <= names, 'MANIFEST.in lacks something'
+  manifest = (ROOT / 'MANIFEST.in').read_text(encoding='utf-8')
+  assert '\nprune tests/golden\n' in manifest
+  assert sdist.stat().st_size < 4 << 20
 
 
 def test_the_wheel_has_what_a_user_needs_and_no_more(wheel):
@@ -90,6 +94,8 @@ def test_the_wheel_has_what_a_user_needs_and_no_more(wheel):
     f'vit_jax-{vit_jax.__version__}.dist-info',
   }
   assert b'Provides-Extra: tpu' in metadata
+  for version in (b'3.11', b'3.12', b'3.13'):
+    assert b'Classifier: Programming Language :: Python :: ' + version in metadata
 
 
 def test_a_script_beside_the_clone_imports_the_package(clone, tmp_path):
