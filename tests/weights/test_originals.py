@@ -344,13 +344,14 @@ def test_pytorch_itself(zipped, tmp_path):
   torch = pytest.importorskip('torch', reason='torch is not installed')
   arrays = arrays_of('dinov2_original')
   tensors = {n: torch.from_numpy(x).to(torch.bfloat16) for n, x in arrays.items()}
-  tensors['view'] = torch.arange(60, dtype=torch.uint16).reshape(3, 4, 5)[::2, 1].T
+  tensors['view'] = torch.arange(60).to(torch.uint16).reshape(3, 4, 5)[::2, 1].T
   tensors['parameter'] = torch.nn.Parameter(torch.arange(6.0).expand(2, 6))
   arrays['view'] = tensors['view'].numpy()
   arrays['parameter'] = tensors['parameter'].detach().numpy()
   saved = {'model': tensors, 'args': argparse.Namespace(lr=1e-3), 'epoch': 3}
   path = tmp_path / 'dinov2.pth'
-  torch.save(saved, path, _use_new_zipfile_serialization=zipped)
+  options = {'_use_new_zipfile_serialization': zipped}
+  torch.save(saved, path, **options)
   loaded = readers.read(path).arrays
   assert loaded.keys() == arrays.keys()
   for name, x in arrays.items():
@@ -360,6 +361,17 @@ def test_pytorch_itself(zipped, tmp_path):
   torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / 'ViT-B-32.pt')
   with pytest.raises(UserError, match=naming('torch.jit.load', 'state_dict')):
     readers.read(tmp_path / 'ViT-B-32.pt')
+  numbers = torch.zeros(3, dtype=torch.complex64)
+  for name, x, words in (
+    ('sparse', torch.eye(3).to_sparse(), ("'sparse'", 'dense')),
+    ('meta', torch.zeros(3, device='meta'), ("'meta'", 'dense')),
+    ('float8', torch.zeros(3).to(torch.float8_e4m3fn), ('float8_e4m3fn',)),
+    ('conjugate', numbers.conj(), ('conjugate', 'clone')),
+    ('negative', numbers.conj().imag, ('negative', 'clone')),
+  ):
+    torch.save({'model': {'a': torch.ones(1), name: x}}, path, **options)
+    with pytest.raises(UserError, match=naming('dinov2.pth', *words)):
+      readers.read(path)
   torch.save({'model': pytest.approx(3)}, path)
   with pytest.raises(UserError, match=naming('dinov2.pth', 'state_dict')):
     readers.read(path)

@@ -100,7 +100,8 @@ class _Storage(_Inert):
 
 def _check_type(name) -> np.dtype:
   if name not in (*_STORAGES.values(), *_UNTYPED):
-    raise ValueError(f'an unknown type of numbers, {name!r}')
+    shown = getattr(name, '__name__', name)
+    raise ValueError(f'an unknown type of numbers, {shown!r}')
   return np.dtype(name)
 
 
@@ -163,12 +164,20 @@ class _NumPyType(_Inert):
     self.value = self.value.newbyteorder(state[1])
 
 
-def _make_tensor(storage, offset, shape, strides, *_):
+def _make_tensor(storage, offset, shape, strides, grad=None, hooks=None, signs=None):
+  _check_signs(signs)
   return _Tensor(storage, offset, shape, strides, storage.dtype)
 
 
-def _make_untyped(storage, offset, shape, strides, grad, hooks, dtype, *_):
+def _make_untyped(storage, offset, shape, strides, grad, hooks, dtype, signs=None):
+  _check_signs(signs)
   return _Tensor(storage, offset, shape, strides, _check_type(dtype))
+
+
+def _check_signs(signs: dict | None) -> None:
+  """Raises ValueError for a view with other signs than the numbers of its storage."""
+  if signs:
+    raise ValueError('a tensor is a conjugate or negative view: save a `clone()`')
 
 
 def _make_subclass(make: _Maker, kind, args, state):

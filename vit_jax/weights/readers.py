@@ -212,6 +212,10 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray | _Stored]:
   arrays = {}
   if isinstance(saved, Mapping):
     arrays = {str(k): x for k, x in saved.items() if isinstance(x, pickles.Array)}
+    for name, x in saved.items():
+      # PyTorch's functions for sparse, nested and other tensors, none of which are called.
+      if (kind := type(x).__name__).startswith('_rebuild'):
+        raise UserError(f'{path}: array {name!r} is no dense tensor ({kind}).')
   if not arrays:
     raise UserError(
       f'{path} holds an object of type {type(saved).__name__}, expected arrays by name: '
