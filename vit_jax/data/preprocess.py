@@ -30,7 +30,7 @@ class Preprocess:
   Attributes:
     on_host: the ops that TensorFlow runs. If the last op is `value_range`, it runs on the
       device, because uint8 pixels are a quarter of the bytes to copy there.
-    on_device: that `value_range`, an `ops.basic.ValueRange`, or None.
+    on_device: the `ops.basic.ValueRange` that runs on the device, or None.
     label: `ClassIndex`, `MultiHot`, or None if an image as a whole has no label.
     draws: how many random numbers each random op takes, in order.
     inputs: {name: (shape, dtype)} of the example that the ops take; dtype None: encoded

@@ -198,7 +198,7 @@ class Reader:
 
   def _chunks(self):
     positions, failure = self._start
-    # TensorFlow would turn any exception into text: keep it, and end the stream.
+    # TensorFlow would turn any exception into text: keep the exception, and end the stream.
     try:
       for batch in positions:
         for start in range(0, len(batch), self._chunk):

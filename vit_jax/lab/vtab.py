@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
       discard = args.discard or bool(grid.final)
       report.add(name, runner.run(grid, command, say, discard, args.discard))
     except DataError as error:
-      # Report the cause, because it lacks the run's name, which is of no interest here.
+      # Report the cause: unlike the error, it does not have the name of one of the runs.
       report.errors[name] = error.__cause__ or error
       say(f'left out: {report.errors[name]}')
   return runner.show(report, args, say, runs=runs)

@@ -132,7 +132,7 @@ class ConvNeXt(Classifier):
 
   depths: tuple[Depth, ...] = (3, 3, 9, 3)  # blocks per stage
   widths: tuple[int, ...] = (96, 192, 384, 768)  # channels per stage
-  stochastic_depth: Share = 0.0  # rate of the last block; linear from 0 in the first
+  stochastic_depth: Share = 0.0  # rate of the last block, rising linearly from 0
   layer_scale: float | None = 1e-6  # initial value of gamma; None: no gamma (V2)
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6  # epsilon of the final norm; transformers' ConvNext has 1e-12

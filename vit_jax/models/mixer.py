@@ -104,7 +104,7 @@ class Mixer(Classifier):
   tokens_mlp_dim: int = 384
   channels_mlp_dim: int = 3072
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
-  # rate of the last block; linear from 0 in the first; 0.1 in the paper, Table 4
+  # rate of the last block, rising linearly from 0; 0.1 in the paper, Table 4
   stochastic_depth: Share = 0.0
   # whether to run the blocks as one scanned block with stacked parameters
   scan: bool = False

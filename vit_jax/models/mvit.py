@@ -251,7 +251,7 @@ class MViT(Classifier):
   # Whether the class token's query is added to the attention's result, as the queries of
   # the map are. timm adds it; the authors' code does not.
   class_residual: bool = False
-  stochastic_depth: Share = 0.0  # rate of the last block; linear from 0 in the first
+  stochastic_depth: Share = 0.0  # rate of the last block, rising linearly from 0
   # Side of the attention windows in the first stage (56 in detectors); each later stage
   # halves it. The first block of a stage has the windows of the stage before. In all stages
   # but the first, the last block has no windows; there keys and values have twice the

@@ -155,7 +155,7 @@ class ResNet(Classifier):
   # Whether the first block of a dilated stage has that stage's dilation (detectron2) or the
   # dilation of the stage before (torchvision, timm).
   dilate_first: bool = False
-  stochastic_depth: Share = 0.0  # rate of the last block; linear from 0 in the first
+  stochastic_depth: Share = 0.0  # rate of the last block, rising linearly from 0
   # whether the last norm of a block starts at 0 (arXiv 1706.02677, 5.1)
   zero_init: bool = True
   # Whether the norms' running statistics, scale and bias never change, as in detectors.

@@ -180,7 +180,7 @@ class Swin(Classifier):
   patch_size: tuple[int, int] = (4, 4)
   mlp_ratio: float = 4.0
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
-  stochastic_depth: Share = 0.0  # rate of the last block; linear from 0 in the first
+  stochastic_depth: Share = 0.0  # rate of the last block, rising linearly from 0
   # For detectors: a norm on the map of each stage instead of one after the last stage.
   map_norms: bool = False
 

@@ -74,7 +74,7 @@ class ViT(Classifier):
   # Dropout after the embedding and after every dense layer, except the layers that make
   # queries, keys and values (appendix B.1).
   dropout: Share = 0.0
-  stochastic_depth: Share = 0.0  # rate of the last block; linear from 0 in the first
+  stochastic_depth: Share = 0.0  # rate of the last block, rising linearly from 0
   # whether to run the blocks as a loop over one block, with stacked parameters
   scan: bool = False
 

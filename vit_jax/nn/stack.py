@@ -65,7 +65,7 @@ def _widens(x, kernel, *, dimension_numbers, **_) -> bool:
 
 
 def depth_rates(last: float, depth: int) -> list[float]:
-  """Returns the rate of stochastic depth of each block, linear from 0 to `last`."""
+  """Returns the rate of stochastic depth of each block, rising linearly from 0 to `last`."""
   return [last * i / max(depth - 1, 1) for i in range(depth)]
 
 

@@ -42,7 +42,7 @@ class Decode:
   Args:
     channels: 3 or 1.
     precise: decode JPEG by the accurate inverse DCT, as Pillow does, not by the fast one.
-    whole: decode every pixel of a JPEG, however small the result will be (big_vision).
+    whole: decode all pixels of a JPEG, however small the result, as big_vision does.
   """
 
   def __init__(

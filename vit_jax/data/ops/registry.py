@@ -171,7 +171,7 @@ def check_pipeline(where: str, pp: str, _) -> None:
 
 
 def check_images(names: Sequence[str]) -> None:
-  """Checks the order of the image ops, given their names; raises ValueError."""
+  """Raises ValueError if the image ops, given by their names, are in a wrong order."""
   names = list(names)
   if 'decode' in names[1:]:
     raise ValueError('decode must come first')

@@ -20,7 +20,7 @@ class Set(NamedTuple):
   classes: int
   sizes: tuple[int, int]  # examples of train and of trainval
   home: str  # the page that publishes the images
-  images: str  # the folder that paths in the JSON files are relative to
+  images: str  # the folder to which paths in the JSON files are relative
   group = ''
   flip = crop = True
   small = False

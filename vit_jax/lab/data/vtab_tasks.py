@@ -19,7 +19,7 @@ KITTI_BOUNDS = (-100, 8, 20, 999)
 
 # KITTI's first three types of objects are vehicles: cars, vans and trucks.
 _VEHICLES = 3
-# The distance if there is no vehicle.
+# Used as the distance if there is no vehicle.
 _NO_VEHICLE = 1000.0
 
 
