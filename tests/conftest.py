@@ -3,6 +3,8 @@
 import importlib.metadata
 import os
 
+from tests.support import programs
+
 # Before jax is imported: flags are read at its first use. Compiling takes longer than
 # running here: without LLVM's optimizations it takes half as long. In jaxlib 0.10, of
 # Python 3.11, three more flags halve it again. jaxlib 0.12 ends at the first of them and
@@ -19,14 +21,15 @@ os.environ.setdefault(
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# Runs of one config compile once, also in the processes that tests start.
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', programs.folder())
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
-import atexit
 import fcntl
 import gc
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -43,20 +46,16 @@ from tests.support.emulator import (  # noqa: F401
 from tests.support.fault_table import (  # noqa: F401
   faults_table,
   pytest_configure,
-  pytest_sessionfinish,
   pytest_terminal_summary,
   pytest_testnodedown,
 )
 from tests.support.peers import timm, torch, transformers  # noqa: F401
 
-if 'VIT_JAX_CACHE' not in os.environ:  # by the first process, for all workers
-  os.environ['VIT_JAX_CACHE'] = tempfile.mkdtemp(prefix='vit_jax-')
-  atexit.register(shutil.rmtree, os.environ['VIT_JAX_CACHE'], ignore_errors=True)
-# Runs of one config compile once, also in the processes that tests start.
-os.environ.setdefault(
-  'JAX_COMPILATION_CACHE_DIR', os.path.join(os.environ['VIT_JAX_CACHE'], 'compiled')
-)
-os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
+
+def pytest_sessionfinish(session, exitstatus):
+  fault_table.report(session)
+  if programs.FIRST and exitstatus == 0:
+    programs.keep()
 
 
 @pytest.fixture

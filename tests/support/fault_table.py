@@ -95,15 +95,16 @@ def pytest_configure(config):
   config.stash[_ROWS], config.stash[_START] = [], time.monotonic()
 
 
-def pytest_sessionfinish(session):
-  if hasattr(session.config, 'workeroutput'):  # a worker of xdist
-    session.config.workeroutput['faults'] = session.config.stash[_ROWS]
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
   output = getattr(node, 'workeroutput', {})  # none of a worker that died
   node.config.stash[_ROWS] += map(tuple, output.get('faults', []))
+
+
+def report(session) -> None:
+  """Sends the rows of a worker of xdist to the first process, at the session's end."""
+  if hasattr(session.config, 'workeroutput'):
+    session.config.workeroutput['faults'] = session.config.stash[_ROWS]
 
 
 def mark(items) -> None:
