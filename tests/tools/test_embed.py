@@ -348,6 +348,7 @@ def test_search_embeds_queries_as_the_file_says(folder, tmp_path, call, refused)
   assert html.count('src="data:image/jpeg;base64,') == 4
   assert html.count('no picture') == 1
   assert '<b>.png' not in html
+  assert str(folder) not in html.replace(str(folder / 'bad.png'), '')
   # Weights that moved, and others.
   moved.rename(tmp_path / 'elsewhere.npz')
   refused(search, argv, moved, '--source')

@@ -4,6 +4,7 @@ import html
 import html.parser
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -85,7 +86,14 @@ def test_a_page_has_everything_and_asks_for_nothing(folder, capsys):
   assert len({*pictures}) == 2 * 12  # mistakes, and where the model looked
   words = ' '.join(document.text)
   best = stored['right'][:, 0].mean()
-  facts = f'{best:.2%}', 'wall time', 'best step', 'hours of cpu', 'MiB', '95% interval'
+  facts = (
+    f'{best:.2%}',
+    'wall time',
+    'best step',
+    'device hours (cpu)',
+    'MiB',
+    '95% interval',
+  )
   for word in (
     'Calibration',
     'precision',
@@ -286,7 +294,7 @@ def test_the_numbers_that_decide():
   rows = [{'step': i, 'time/seconds': x} for i, x in enumerate((5.0, 10.0, 4.0, 20.0))]
   facts = head.facts(a_run(rows=rows, starts=[{'devices': 4, 'device': 'TPU'}]))
   assert facts['wall time'] == '0:00:30'
-  assert facts['cost'] == '0.033 hours of TPU'
+  assert facts['cost'] == '0.033 device hours (TPU)'
 
 
 def test_sentences_about_a_run():
@@ -299,6 +307,22 @@ def test_sentences_about_a_run():
   mixed = text_of(task={'label_smoothing': 0.1, 'mixup': 0.0, 'cutmix': 1.0})
   assert re.search(naming('label smoothing 0.1', 'cutmix 1', 'test/loss', '2'), mixed)
   assert 'test/loss' not in text_of(task={'label_smoothing': 0.0})
+  text = text_of(model={'name': 'vit', 'variant': 'Ti/8', 'depth': 4})
+  assert text.startswith('vit Ti/8 with depth 4 on ')
+
+
+def test_paths_are_those_below_the_data(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  run = a_run(
+    data={'source': 'photos'}, evals={'val': {'data': {'source': 'folder:~/b'}}}
+  )
+  home = os.path.expanduser('~')
+  for path, short in (
+    (f'{tmp_path}/photos/val/a/1.png', 'val/a/1.png'),
+    (f'{home}/b/2.png', '2.png'),
+    ('/elsewhere/3.png', '/elsewhere/3.png'),
+  ):
+    assert run.shorten(path) == short
 
 
 def test_runs_are_compared_by_image():

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     groups = _duplicates(file.chunks(layer, _ROWS), threshold, paths)
   if page:
     out_folder.make(page.parent, '--page')
-    files.replace(page, _page(args.features, groups))
+    files.replace(page, _page(args.features, groups, f'{folder}/'))
   if args.json:
     kind = 'queries' if threshold is None else 'near_duplicates'
     record = {'features': args.features, 'layer': layer, 'not_finite': file.not_finite}
@@ -215,8 +215,8 @@ def _render(group: dict) -> str:
   return '\n  '.join(map(printable, [head, *rows]))
 
 
-def _page(name: str, groups: list[dict]) -> str:
-  """Returns the HTML of a page with pictures."""
+def _page(name: str, groups: list[dict], folder: str) -> str:
+  """Returns the HTML of a page with pictures, and their paths below the folder."""
   from vit_jax.tools.report import page, pictures
 
   small, sections = SingleImage('decode|resize_small(160)|value_range(0, 255)'), []
@@ -233,7 +233,8 @@ def _page(name: str, groups: list[dict]) -> str:
       rows = [(group['query'], 'query'), *rows]
     title = group.get('query', f'{len(images)} images')
     note = group.get('error') or _rest(len(images) - _PICTURES, 'images')
-    sections.append((title, note, [(*row, picture(row[0])) for row in rows]))
+    shown_rows = [(x.removeprefix(folder), text, picture(x)) for x, text in rows]
+    sections.append((title.removeprefix(folder), note, shown_rows))
   note = _rest(len(groups) - _GROUPS, 'groups')
   title = f'Similar images: {Path(name).name}'
   return page.fill_template('search.html', title=title, sections=sections, note=note)

@@ -48,6 +48,16 @@ class Run(NamedTuple):
     names = self.config['resolved'].get('class_names')
     return names and [imagenet.describe(name) or name for name in names]
 
+  def shorten(self, path: str) -> str:
+    """Returns the path of an image below the folder of its data, which may be private."""
+    sources = [self.config['data'], *(x.get('data', {}) for x in self.evals.values())]
+    for data in sources:
+      target = str(data.get('source', '')).rpartition(':')[2]
+      root = str(Path(target).expanduser().absolute())
+      if target and path.startswith(f'{root}/'):
+        return path.removeprefix(f'{root}/')
+    return path
+
   def class_of(self, k: int) -> str:
     """Returns the name of class k, or 'several labels' for -1."""
     names = self.class_names or ()

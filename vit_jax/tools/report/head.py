@@ -12,6 +12,8 @@ from vit_jax.tools.report import numbers
 from vit_jax.tools.report.folder import Run
 from vit_jax.train.metrics import TIME, last_values
 
+_SIZES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
+
 
 def deciding(run: Run) -> list[tuple[str, str, str, str]]:
   """Returns the main metric of each evaluation: (name, value, interval or spread, when).
@@ -50,7 +52,8 @@ def facts(run: Run) -> dict[str, str]:
   if size := last.get('step_temp_bytes'):
     out['memory of a step'] = f'{size / 2**20:,.0f} MiB a device, beside the state'
   if total and last:
-    out['cost'] = f'{total * last["devices"] / 3600:.2g} hours of {last["device"]}'
+    hours = total * last['devices'] / 3600
+    out['cost'] = f'{hours:.2g} device hours ({last["device"]})'
   return out
 
 
@@ -69,6 +72,9 @@ def sentences(run: Run) -> list[str]:
   model, tune = run.config['model'], dict(run.config.get('tune') or {})
   shape = ' × '.join(map(str, run.config['resolved'].get('image_shape', ())))
   name = ' '.join(filter(None, (model.get('name'), model.get('variant'))))
+  # The fields that differ from the variant's.
+  changed = [f'{k} {model[k]}' for k in _SIZES if model.get('variant') and k in model]
+  name += f' with {", ".join(changed)}' if changed else ''
   lines = [f'{name} on {run.config["data"].get("source")}, images {shape}.']
   if parent := (run.config.get('weights') or {}).get('source'):
     lines.append(f'It starts from {parent}.')

@@ -112,7 +112,9 @@ def _describe_run(run: Run) -> dict:
   return {
     'facts': head.facts(run),
     'sentences': head.sentences(run),
-    'bad': [(x['path'], x.get('reason', '')) for x in run.bad_images[:_MOST_BAD]],
+    'bad': [
+      (run.shorten(x['path']), x.get('reason', '')) for x in run.bad_images[:_MOST_BAD]
+    ],
     'config': json.dumps(run.config | {'resolved': resolved}, indent=2),
     'command': commands[-1] if commands else None,
     'commit': last.get('git'),

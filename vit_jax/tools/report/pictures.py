@@ -72,7 +72,7 @@ def read(run: Run, name: str, indices) -> tuple[dict[int, tuple], list[str]]:
       with contextlib.suppress(BadImage):
         if 'error' not in example:
           image = example['image']
-          out[i] = source.name_of(i), image, _pixels(image, data['pp'])
+          out[i] = run.shorten(source.name_of(i)), image, _pixels(image, data['pp'])
     return out, []
   except (RunError, OSError) as error:
     # The data is gone, or out of reach.

@@ -4,16 +4,18 @@ const PAGE = JSON.parse(document.getElementById('data').textContent);
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name);
 // Six digits tell neighbouring ticks apart.
 const digits = new Intl.NumberFormat('en', {maximumSignificantDigits: 6});
+// Where no point is chosen, the legend has the last value.
+const chosen = (u, value, series, at) => at == null ? u.data[series].findLast(y => y != null) : value;
 const text = (y, percent) => y == null ? '–' : percent ? `${(100 * y).toFixed(2)}%` : y.toPrecision(4);
 
 function draw(spec, place) {
   const share = spec.x !== 'step';  // on the x axis
   const byRun = PAGE.runs.length > 1 && new Set(spec.curves.map(c => c.name)).size === 1;
-  const series = [{label: spec.x, value: (u, x) => share ? text(x, true) : x?.toLocaleString('en') ?? '–'}];
+  const series = [{label: spec.x, value: (...at) => share ? text(chosen(...at), true) : chosen(...at)?.toLocaleString('en') ?? '–'}];
   const tables = spec.curves.map((curve, i) => {
     const color = byRun ? curve.run : i, stroke = () => style(`--c${color % 8}`);
     const label = byRun ? PAGE.runs[curve.run] : curve.name, dash = color >= 8 ? [6, 4] : [];
-    const points = {show: curve.x.length < 50, size: 4}, value = (u, y) => text(y, spec.percent);
+    const points = {show: curve.x.length < 50, size: 4}, value = (...at) => text(chosen(...at), spec.percent);
     series.push({label, stroke, dash, width: 2, points, spanGaps: true, value});
     return [curve.x, spec.log ? curve.y.map(y => y > 0 ? y : null) : curve.y];  // no logarithm of 0
   });
