@@ -29,7 +29,7 @@ METADATA := setup.py pyproject.toml vit_jax/version.py $(wildcard constraints/*.
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-install: $(VENV)/.installed  ## make .venv, install vit_jax with TensorFlow and matplotlib
+install: $(VENV)/.installed  ## make .venv, install vit_jax and what its commands need
 
 train: $(VENV)/.installed  ## train, evaluate and sum up a small ViT on digits
 	$(BIN)/python -m vit_jax.main --config=configs/digits.py $(ARGS)
@@ -100,7 +100,7 @@ define install
 endef
 
 $(VENV)/.installed: $(METADATA) | $(BIN)/python
-	$(call install,tf$(comma)plots$(comma)detection)
+	$(call install,all)
 	@touch $@
 
 $(VENV)/.installed-dev: $(METADATA) | $(BIN)/python

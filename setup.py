@@ -62,6 +62,12 @@ HEIF = ['pillow-heif>=0.22']
 TEXT = ['tokenizers>=0.22', 'sentencepiece>=0.2.1']
 # Material gets critical fixes only (until 2027-05-05, it says); Zensical reads mkdocs.yml.
 DOCS = ['mkdocs-material>=9.7']
+# Besides TRAIN. clu writes TensorBoard's events by TensorFlow, and does not declare it.
+TF = [
+  'clu>=0.0.12',
+  f'tensorflow-cpu>=2.21; {TENSORFLOW_CPU}',
+  f'tensorflow>=2.21; {TENSORFLOW_ELSEWHERE}',
+]
 # gcsfs brings fsspec and aiohttp, which files.py imports; it and Orbax open gs:// with etils.
 GCS = ['gcsfs>=2026.10', 'fsspec', 'aiohttp', 'etils[epath]>=1.15']
 
@@ -92,7 +98,9 @@ setup(
   packages=[*find_packages(include=['vit_jax', 'vit_jax.*']), CONFIGS],
   package_dir={'': '.'},
   cmdclass={'build_py': BuildPy},
-  package_data={'vit_jax': ['**/*.json', '**/*.npz', '**/template/*', 'py.typed']},
+  package_data={
+    'vit_jax': ['**/*.json', '**/*.npz', '**/template/*', '**/samples/*', 'py.typed']
+  },
   entry_points={'console_scripts': ['vit_jax = vit_jax.__main__:main']},
   install_requires=[
     'numpy>=2',
@@ -109,13 +117,9 @@ setup(
   ],
   extras_require={
     'train': TRAIN,  # where TensorFlow is installed, as in Colab
-    # clu writes TensorBoard's events by TensorFlow, and does not declare it.
-    'tf': [
-      *TRAIN,
-      'clu>=0.0.12',
-      f'tensorflow-cpu>=2.21; {TENSORFLOW_CPU}',
-      f'tensorflow>=2.21; {TENSORFLOW_ELSEWHERE}',
-    ],
+    'tf': [*TRAIN, *TF],
+    # What commands on one machine need, without HEIF, whose wheels contain GPLv2 code.
+    'all': [*TRAIN, *TF, *PLOTS, *DETECTION, *HUB, *TEXT, *FEATURES],
     # Bundles CUDA; no bound on jaxlib or the plugin, which jax pins itself.
     'cuda': ['jax[cuda13]>=0.10.2'],
     'tpu': ['jax[tpu]>=0.10.2', *GCS],

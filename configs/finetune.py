@@ -36,7 +36,7 @@ Smallest slices: v3:2x2 or v5e:2x2.
 
 import ml_collections
 
-from vit_jax.config import parse_arg
+from vit_jax.config import ByMethod, parse_arg
 
 # {data: (source, per cent of train to hold out as val, test, batch, steps, warmup, rate)}.
 DATASETS = {
@@ -48,6 +48,8 @@ DATASETS = {
   'flowers': ('tfds:oxford_flowers102', 10, 'test', 512, 500, 100, 0.003),
   'digits': ('digits', 10, 'test', 64, 1000, 50, 0.03),
 }
+# Rate of a head alone, with `tune.method=linear`: the head is convex, and gradients are clipped.
+LINEAR = 0.3
 FOLDER = ('train', 'val', 'train+val', 'test', 64, 500, 50, 0.003)
 
 DEBUG = dict(
@@ -77,6 +79,7 @@ def get_config(arg=None):
     batch=0,
     accum=0,
     steps=0,
+    epochs=0.0,
     warmup=-1,
     lr=0.0,
     keep_head=False,
@@ -95,7 +98,11 @@ def get_config(arg=None):
     train, val = train_all, test
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
-  c.steps = arg.steps or steps
+  warmup = min(warmup, warmup * (arg.steps or steps) // steps)
+  if arg.epochs:
+    c.epochs, warmup = arg.epochs, 0.1
+  else:
+    c.steps = arg.steps or steps
 
   c.model = dict(representation_size=None, dtype=arg.dtype)
   skip = ['pre_logits/.*'] if arg.keep_head else ['pre_logits/.*', 'head/.*']
@@ -130,20 +137,21 @@ def get_config(arg=None):
     c.task.label_smoothing = 0.1
   c.optim = dict(
     name='sgd',
-    lr=arg.lr or lr,
+    lr=arg.lr or ByMethod(lr, linear=LINEAR),
     momentum=0.9,
     clip=1.0,
     accum=arg.accum or max(batch // 64, 1),
   )
   c.optim.moment_dtype = 'bfloat16'
-  warmup = min(warmup, warmup * c.steps // steps) if arg.warmup < 0 else arg.warmup
+  warmup = warmup if arg.warmup < 0 else arg.warmup
   c.optim.schedule = dict(decay='cosine', warmup=warmup)
 
   held_out = dict(source=source, split=arg.val or val, batch_size=batch)
   held_out['pp'] = f'{decode}|{resize}|value_range'
-  every = max(c.steps // 10, 1)
+  # A fraction of the run.
+  every = 0.1 if arg.epochs else max(c.steps // 10, 1)
   c.evals = dict(val=dict(type='classification', data=held_out, every=every))
   # With `final` the evaluation is on the test split, which must not choose a checkpoint.
   c.checkpoint = dict(every=every, best=None if arg.final else 'val/top1')
-  c.log = dict(every=max(every // 4, 1))
+  c.log = dict(every=every / 4 if arg.epochs else max(every // 4, 1))
   return c

@@ -101,7 +101,19 @@ def test_workflows_run_what_developers_run():
 
 def test_extras(metadata):
   assert set(metadata['extras_require']) == {
-    *('train', 'tf', 'cuda', 'tpu', 'gcs', 'hub', 'heif', 'beam', 'plots', 'detection'),
+    *(
+      'train',
+      'tf',
+      'all',
+      'cuda',
+      'tpu',
+      'gcs',
+      'hub',
+      'heif',
+      'beam',
+      'plots',
+      'detection',
+    ),
     *('wandb', 'mlflow', 'docs', 'peer', 'dev', 'text', 'features'),
   }
   base = {Requirement(r).name for r in metadata['install_requires']}

@@ -18,6 +18,7 @@ COMMANDS = Registry(
   'command',
   {
     'train': ('vit_jax.main', 'trains and evaluates a model'),
+    'sample': ('vit_jax.tools.sample', 'writes a photograph and a small trained model'),
     'predict': ('vit_jax.tools.predict', 'classifies images, or finds objects in them'),
     'embed': ('vit_jax.tools.embed', 'writes the features of images to a file'),
     'search': ('vit_jax.tools.search', 'finds similar images by their features'),

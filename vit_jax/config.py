@@ -125,6 +125,20 @@ def to_dicts(config) -> dict:
   return config
 
 
+class ByMethod(float):
+  """A learning rate that depends on `config.tune.method`, which may still be overridden.
+
+  As a number it is the rate of full fine-tuning; `others` has those of other methods.
+  """
+
+  others: dict[str, float]
+
+  def __new__(cls, full: float, **others: float):
+    rate = super().__new__(cls, full)
+    rate.others = others
+    return rate
+
+
 def override(config: dict, assignments: list[str]) -> None:
   """Applies 'a.b=value' to a config in place; 'a.b' without a value means True.
 

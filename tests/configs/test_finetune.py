@@ -14,6 +14,7 @@ from vit_jax import config, optim, weights
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.train import run as train
+from vit_jax.train import schema
 from vit_jax.weights import pipelines
 
 
@@ -62,6 +63,26 @@ def test_presets_are_table_4(data):
   ):
     assert rate(step) == pytest.approx(expected, abs=1e-6 * peak)
   assert rate(steps) == pytest.approx(0, abs=1e-6 * peak)
+
+
+def test_a_head_alone_has_a_rate_of_its_own():
+  def rate(*changes):
+    c = load('data=photos')
+    config.override(c, [*changes])
+    return schema.check(c)['optim']['lr']
+
+  assert rate() == 0.003
+  assert rate('tune.method=lora') == 0.003
+  assert rate('tune.method=linear') > 0.003
+  assert rate('tune.method=linear', 'optim.lr=0.01') == 0.01
+
+
+@pytest.mark.parametrize('recipe', ['finetune:data=photos', 'folder:data=photos'])
+def test_epochs_replace_steps(recipe):
+  c = schema.check(config.load(f'{recipe},epochs=2.5'))
+  assert config.total_steps(c, num_examples=256, batch_size=64) == 10
+  rate = optim.build(**c['optim'], total_steps=100).rate
+  assert rate(10) == pytest.approx(c['optim']['lr'])
 
 
 def test_fewer_steps_have_a_shorter_warmup():

@@ -12,6 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 
 _Steps = Annotated[int, Range(0, INT32)]
+_Warmup = Annotated[int | float, Range(0, INT32)]
 _Part = Annotated[float, Range(0, 1, '(]', 'of the decay')]
 
 # Each function below returns a function of (progress in [0, 1], number of steps since
@@ -59,7 +60,7 @@ def make_schedule(
   total_steps: int,
   *,
   decay: str = 'cosine',
-  warmup: _Steps = 0,
+  warmup: _Warmup = 0,
   cooldown: _Steps = 0,
   staircase: Count | None = None,
   decay_until: _Part = 1.0,
@@ -77,7 +78,8 @@ def make_schedule(
       sqrt(timescale / (timescale + steps since warmup)) (arXiv 2106.04560, section 3.5).
       'multistep' multiplies the rate by `factor` (default 0.1) after each of the fractions
       `at` of the decay. 'constant' does not fall.
-    warmup: number of steps in which the rate rises linearly from 0.
+    warmup: number of steps in which the rate rises linearly from 0, or their share of the
+      run, a fraction such as 0.1.
     cooldown: number of steps at the end in which the rate also falls linearly to 0.
     staircase: number of equal intervals within which the rate is constant, for example the
       number of epochs; None: the rate changes at every step. Only for cosine and linear.
@@ -89,6 +91,8 @@ def make_schedule(
     ValueError: for more warmup and cooldown than steps.
   """
   factor = DECAYS[decay](**options)
+  if isinstance(warmup, float):
+    warmup = round(warmup * total_steps)
   if warmup + cooldown > total_steps:
     raise ValueError(
       f'schedule: warmup {warmup} + cooldown {cooldown} exceed the {total_steps} steps of '

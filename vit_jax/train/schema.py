@@ -134,6 +134,9 @@ def check(config: dict) -> dict:
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
   bind('config', config, sections)
+  if isinstance(rate := config['optim'].get('lr'), config_lib.ByMethod):
+    method = config['tune'].get('method', 'full')
+    config['optim'] = {**config['optim'], 'lr': rate.others.get(method, float(rate))}
   evals = config['evals'] = dict(config['evals'])
   for name, section in evals.items():
     where = f'config.evals.{name}'

@@ -151,6 +151,9 @@ def remove_unless_begun(workdir: Path, existed: bool, stop) -> Iterator[None]:
     with contextlib.suppress(Exception):
       if not (workdir / 'metrics.jsonl').exists():
         workdir.rmtree() if files.is_url(workdir) else shutil.rmtree(workdir)
+        if workdir.parent.name == 'runs':
+          # It may be empty now; if it is not, this fails.
+          workdir.parent.rmdir()
 
   stop.before_exit = remove
   try:

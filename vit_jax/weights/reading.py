@@ -150,7 +150,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
     if facts.pp:
       registry.parse(facts.pp)  # Report a mistake now, not at the first image.
     if not variant and 'act' not in overrides:
-      _check_architecture(facts)
+      _check_architecture(facts, format.family)
     sized = models.resolve(format.family, variant)[1] if variant else {}
     usual = _heads_by_name(facts, source) | sized
     facts = format.complete_facts(arrays, facts, usual, overrides)
@@ -225,12 +225,13 @@ def _check_is_no_model(source: str) -> None:
   )
 
 
-def _check_architecture(facts: Facts) -> None:
+def _check_architecture(facts: Facts, family: str) -> None:
   """Raises ValueError for an unknown architecture of timm."""
   if _resolve_name(facts.architecture or 'vit') is None:
+    hint = "variant='B/16', or act='gelu_erf'" if family == 'vit' else 'variant=...'
     raise ValueError(
       f'{facts.architecture!r} is unknown and may compute something else with the same '
-      "parameters. If it does not, pass its size, such as variant='B/16', or act='gelu_erf'"
+      f'parameters as {family}. If it does not, pass its size, such as {hint}'
     )
 
 
