@@ -21,7 +21,9 @@ def test_imagenet21k_from_archive_to_batches(tmp_path, monkeypatch, capsys):
   archives.imagenet21k(archive)
   args = ('imagenet21k', '--from', archive, '--data_dir', tmp_path)
   assert run(*args, '--json') == 0
-  record = json.loads(capsys.readouterr().out)  # and nothing else
+  output = capsys.readouterr()
+  assert '\r' not in output.err
+  record = json.loads(output.out)  # and nothing else
   assert record['num_classes'] == CLASSES
   assert record['splits'] == {'full': CLASSES * EACH}
   bad = {name.rpartition('_')[2]: reason for name, reason in record['broken'].items()}

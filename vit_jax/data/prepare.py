@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import re
+import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -103,6 +104,8 @@ def builder(
   """
   import tensorflow_datasets as tfds
 
+  if not sys.stderr.isatty():
+    tfds.disable_progress_bar()
   pieces_of: dict[str, list[Piece]] = {}
   # {folder: its first piece}.
   labels, first = set(), {}
