@@ -188,7 +188,7 @@ def test_pixels_are_those_of_the_weights(tmp_path, capsys):
 
   # The images are those of timm's transform, also in the run, whose weights did not move.
   loaded = weights.load(source, image_size=64)
-  assert loaded.pp == f'decode{wanted}'
+  assert loaded.pp == f'decode(whole=True){wanted}'
   files = sorted((photos / 'val').rglob('*.*g'))
   logits, _ = loaded.model.apply(loaded.variables, loaded.preprocess(files))
   label = [ord(file.parent.name) - ord('a') for file in files]

@@ -105,17 +105,22 @@ MEAN = 'value_range((-2.1179039, -2.0357143, -1.8044444), (2.2489083, 2.4285714,
 @pytest.mark.parametrize(
   ('beside', 'size', 'pp'),
   [
-    (None, (1333, 1333), 'detr_resize(800, 1333)|canvas(1333)'),
-    ({'size': 480, 'max_size': 640}, (640, 640), 'detr_resize(480, 640)|canvas(640)'),
+    (None, (1333, 1333), 'decode|detr_resize(800, 1333)|canvas(1333)'),
+    (
+      {'size': 480, 'max_size': 640},
+      (640, 640),
+      'decode|detr_resize(480, 640)|canvas(640)',
+    ),
     (  # the longer side decides
       {'size': {'shortest_edge': 800, 'longest_edge': 600}},
       (600, 600),
-      'detr_resize(800, 600)|canvas(600)',
+      'decode|detr_resize(800, 600)|canvas(600)',
     ),
     (
       {'size': {'height': 64, 'width': 96}},
       (64, 96),
-      "resize((64, 96), method='bilinear', antialias=True, rounding='nearest')",
+      'decode(whole=True)'
+      "|resize((64, 96), method='bilinear', antialias=True, rounding='nearest')",
     ),
   ],
 )
@@ -124,7 +129,7 @@ def test_images_are_prepared_as_their_processor_says(tmp_path, beside, size, pp)
   if beside:
     (tmp_path / 'preprocessor_config.json').write_text(json.dumps(beside))
   source = weights.read(tmp_path)
-  assert (source.image_size, source.pp) == (size, f'decode|{pp}|{MEAN}')
+  assert (source.image_size, source.pp) == (size, f'{pp}|{MEAN}')
   # The processor that is written for transformers says the same.
   weights.write(source, tmp_path / 'out', 'hf')
   again = json.loads((tmp_path / 'out' / 'preprocessor_config.json').read_text())
