@@ -198,7 +198,7 @@ WRAPS = [2**62, 2**62, 2**62, 2**62 + 100]  # 100 in 64 bits
       {'segmentation': MASK | {'size': [5, 20]}},
       ('[5, 20]', '[10, 10]'),
     ),
-    ('annotations', {'segmentation': []}, ('polygon',)),
+    ('annotations', {'segmentation': []}, ('polygons',)),
     ('annotations', {'segmentation': [[1, 2, 3, 4]]}, ('three corners',)),
     ('annotations', {'segmentation': [[0, 0, 1, 1, 1, 1e9]]}, ('outlines',)),
     ('annotations', {'segmentation': [[0, 0, 1, 1, 1, math.inf]]}, ('outlines',)),

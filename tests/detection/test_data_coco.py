@@ -162,7 +162,7 @@ def test_masks(root):
   content['annotations'][0]['segmentation'] = [[1, 2, 3, 4]]
   write(root, content)
   assert len(sources.build(f'coco:{root}', 'val2017')) == 3
-  with pytest.raises(UserError, match=naming('annotations[0]', 'polygon')):
+  with pytest.raises(UserError, match=naming('annotations[0]', 'polygons')):
     sources.build(f'coco:{root}', 'val2017', masks=True)
 
 
