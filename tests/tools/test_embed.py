@@ -254,6 +254,7 @@ EDITS = {
   'layer of no length': of_record(
     lambda r: {**r, 'recipe': r['recipe'] | {'layers': {'pre_logits': []}}}
   ),
+  'other options': of_record(lambda r: {**r, 'options': {'skip': ['head']}}),
   'no path': without('path'),
   'no layer': without('pre_logits'),
   'path twice': lambda table, record: (

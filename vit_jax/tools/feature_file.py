@@ -59,12 +59,21 @@ class _Recipe:
 
 
 @dataclasses.dataclass
+class _Options:
+  """Arguments of `weights.load`."""
+
+  variant: str | None = None
+  ema: bool | None = None
+  weights: str | None = None
+
+
+@dataclasses.dataclass
 class _Record:
   """The metadata of a file, see `embed`."""
 
   recipe: Annotated[dict, Section(_Recipe)]
   source: str
-  options: dict
+  options: Annotated[dict, Section(_Options)]
   folder: str
   vit_jax: str
   bad_images: list | None = None

@@ -103,10 +103,10 @@ def _explain_damage(what):
 
 def check_whole(path: Path) -> None:
   """Raises UserError for an .npz or safetensors file whose end is missing."""
-  if path.suffix not in PICKLES and not zipfile.is_zipfile(path):
-    what = 'it is not a whole .npz, and as safetensors it'
-    with _explain_damage(what), safe_open(path, 'np'):
-      pass
+  with _explain_damage('it is not a whole .npz, and as safetensors it'):
+    if path.suffix not in PICKLES and not zipfile.is_zipfile(path):
+      with safe_open(path, 'np'):
+        pass
 
 
 def _read_file(path: Path) -> Raw:
