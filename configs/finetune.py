@@ -19,6 +19,9 @@ preprocessing is as in the paper: [-1, 1] and a resize. With fewer steps the war
 shortened in proportion, unless warmup=N sets it. RUN@best is the step with the best accuracy
 on val; a run with final=True has none.
 
+With --config.tune.method=linear, a head alone, the rate is 0.1. epochs=N sets the length in
+passes over the images; a tenth is then warmup.
+
 A folder trains 500 steps of 64 images. If it holds only the classes, add
 train=train[:90%],val=train[90%:]. Digits, which the paper does not have, train 1,000 steps of
 64 images at rate 0.03 and 32 px, with labels smoothed by 0.1 as in configs/digits.py. res=N
@@ -48,9 +51,9 @@ DATASETS = {
   'flowers': ('tfds:oxford_flowers102', 10, 'test', 512, 500, 100, 0.003),
   'digits': ('digits', 10, 'test', 64, 1000, 50, 0.03),
 }
-# Rate of a head alone, with `tune.method=linear`: the head is convex, and gradients are clipped.
-LINEAR = 0.3
 FOLDER = ('train', 'val', 'train+val', 'test', 64, 500, 50, 0.003)
+# Rate of a head alone, whose weights have to grow from 0.
+LINEAR = 0.1
 
 DEBUG = dict(
   weights='',
