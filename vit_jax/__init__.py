@@ -4,6 +4,8 @@
 `__version__`; each imports what it needs when it is called.
 """
 
+from typing import TYPE_CHECKING
+
 from vit_jax.version import __version__ as __version__
 
 
@@ -97,3 +99,12 @@ def attention_maps(source, images, kind: str = 'rollout', **options):
   from vit_jax import explain
 
   return explain.attention_maps(source, images, kind, **options)
+
+
+if TYPE_CHECKING:
+  # Editors complete the arguments of the functions that are called in the end.
+  from vit_jax.explain import attention_maps as attention_maps
+  from vit_jax.models import build
+  from vit_jax.weights import load as load
+
+  create_model = build
