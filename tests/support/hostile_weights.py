@@ -160,6 +160,10 @@ def pickles():
     'pickle: 1 GB of bytes',
     file(b'\x80\x05\x96' + struct.pack('<Q', 1 << 30) + b'.'),
   )
+  # Python's hash is modulo 2**61 - 1.
+  keys = [pickle.encode_long(i * (2**61 - 1)) for i in range(1, 50_000)]
+  items = b''.join(b'\x8a' + bytes([len(key)]) + key + b'K\0' for key in keys)
+  yield 'pickle: keys of one hash', file(b'\x80\x04}(' + items + b'u.')
   # Each of them doubles a text.
   twice = b'c_codecs\nencode\n\x8c\x01a\x8c\x05utf32\x86R'
   for _ in range(32):

@@ -280,6 +280,14 @@ def test_files_that_embed_did_not_write_are_refused(folder, tmp_path, call, refu
     metadata = {'vit_jax': json.dumps(new)}
     pq.write_table(other.replace_schema_metadata(metadata), edited)
     refused(search, [edited, '--near_duplicates', 0.9], edited)
+  # 2 MB that decompress to 300 MB.
+  rows = pa.array(np.zeros(48 * 100_000, np.float32))
+  rows = pa.FixedSizeListArray.from_arrays(rows, 48)
+  table = pa.Table.from_arrays([['a'] * 100_000, rows], schema=table.schema)
+  with pq.ParquetWriter(edited, table.schema, compression='zstd') as writer:
+    for _ in range(16):
+      writer.write_table(table)
+  refused(search, [edited, '--near_duplicates', 0.9], edited, 'decompress')
 
 
 def test_rows_that_are_not_finite_are_left_out(

@@ -28,6 +28,8 @@ from vit_jax.tools import out_folder
 
 SUFFIX = '.parquet'
 _KEY = b'vit_jax'
+# A file may decompress to at most this many times its size. `embed` compresses no features.
+_TIMES = 20
 # A part is written after this many seconds or bytes. A kill loses at most that much.
 _SECONDS, _BYTES = 60, 32 << 20
 # Features hardly compress. Paths and places repeat, so they get a dictionary.
@@ -114,6 +116,10 @@ class File:
         check.bind('its metadata', self.record, _Record)
         if not self._file.schema_arrow.equals(_schema(self.record)):
           raise ValueError('its columns are not the layers of its metadata')
+    widths = [shape[-1] for shape in self.record['recipe']['layers'].values()]
+    number = np.dtype(self.record['recipe']['numbers']).itemsize
+    rows = self._file.metadata.num_rows
+    files.check_expansion(path, rows * sum(widths) * number, _TIMES)
 
   def paths(self) -> list[str]:
     """Returns the paths of the images, each once, in the order of their rows."""

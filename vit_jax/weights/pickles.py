@@ -24,6 +24,8 @@ import numpy as np
 
 # The first object of PyTorch's older format.
 _MAGIC = 0x1950A86A20F9469CFC6C
+# The most integers of more than 61 bits in a pickle, such as states of random generators.
+_MOST_LARGE = 1000
 # PyTorch's name of a storage -> type of its numbers.
 _STORAGES = {
   'Double': 'float64',
@@ -291,10 +293,14 @@ def _read_range(path: Path, start: int, size: int) -> bytes:
 
 def _unpickle(file: IO[bytes], storages: dict[str, _Storage]) -> object:
   """Returns the next object of a file."""
-  start = file.tell()
-  # Python would allocate a table up to the largest index that the file names.
-  for opcode, index, _ in pickletools.genops(file):
-    if opcode.name in ('PUT', 'BINPUT', 'LONG_BINPUT') and index > file.tell():
-      raise pickle.UnpicklingError(f'{index} is no index of an object')
+  start, large = file.tell(), 0
+  for opcode, value, _ in pickletools.genops(file):
+    # Python would allocate a table up to the largest index that the file names.
+    if opcode.name in ('PUT', 'BINPUT', 'LONG_BINPUT') and value > file.tell():
+      raise pickle.UnpicklingError(f'{value} is no index of an object')
+    # Many such numbers may have the same hash, and would be keys of a slow dict.
+    large += isinstance(value, int) and abs(value) >= 1 << 61
+    if large > _MOST_LARGE:
+      raise pickle.UnpicklingError('too many integers of more than 61 bits')
   file.seek(start)
   return _Unpickler(file, storages).load()
