@@ -156,6 +156,6 @@ LONG = ('detection', 'weights', 'models', '.', 'train', 'tools')
 
 def pytest_collection_modifyitems(items):
   fault_table.mark(items)
-  folder = lambda item: item.path.parent.relative_to(Path(__file__).parent).as_posix()
-  ranks = {name: rank for rank, name in enumerate(LONG)}
-  items.sort(key=lambda item: ranks.get(folder(item), len(LONG)))
+  here = Path(__file__).parent
+  ranks = {here / name: rank for rank, name in enumerate(LONG)}
+  items.sort(key=lambda item: ranks.get(item.path.parent, len(LONG)))
