@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from vit_jax.detection.weights.fpn import backbone_of
-from vit_jax.weights import configs, layers, pipelines
+from vit_jax.weights import configs, pipelines, rename
 from vit_jax.weights.families import resnet
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, Table, nest_rules, respell, table
@@ -29,22 +29,22 @@ def _stack(theirs: str, heads: int, attentions, norms, mlp) -> Table:
       for k, x in enumerate(attentions)
     ],
     [
-      layers.norm(f'{theirs}.{x}', f'{ours}/LayerNorm_{k}') for k, x in enumerate(norms)
+      rename.norm(f'{theirs}.{x}', f'{ours}/LayerNorm_{k}') for k, x in enumerate(norms)
     ],
     [
-      layers.dense(f'{theirs}.{x}', f'{ours}/MlpBlock_0/Dense_{k}')
+      rename.dense(f'{theirs}.{x}', f'{ours}/MlpBlock_0/Dense_{k}')
       for k, x in enumerate(mlp)
     ],
   )
 
 
 def _attention(theirs: str, ours: str, heads: int) -> Table:
-  out = layers.merge_heads(f'{theirs}.out_proj', f'{ours}/out', heads)
+  out = rename.merge_heads(f'{theirs}.out_proj', f'{ours}/out', heads)
   if theirs.startswith('transformer.'):
     # The authors' file has one projection for queries, keys and values.
-    return table(out, layers.fuse_heads(f'{theirs}.in_proj', ours, heads, dot='_'))
-  into = lambda x: layers.split_heads(f'{theirs}.{x[0]}_proj', f'{ours}/{x}', heads)
-  return table(out, map(into, layers.QKV))
+    return table(out, rename.fuse_heads(f'{theirs}.in_proj', ours, heads, dot='_'))
+  into = lambda x: rename.split_heads(f'{theirs}.{x[0]}_proj', f'{ours}/{x}', heads)
+  return table(out, map(into, rename.QKV))
 
 
 def _hf(arrays, facts: configs.Facts) -> Table:
@@ -61,11 +61,11 @@ def _hf(arrays, facts: configs.Facts) -> Table:
       'model.encoder', heads, attentions[:1], (*norms[:1], 'final_layer_norm'), mlp
     ),
     _stack('model.decoder', heads, attentions, (*norms, 'final_layer_norm'), mlp),
-    layers.norm('model.decoder.layernorm', 'decoder/norm'),
-    layers.conv('model.input_projection', 'input_projection'),
+    rename.norm('model.decoder.layernorm', 'decoder/norm'),
+    rename.conv('model.input_projection', 'input_projection'),
     Rule('model.query_position_embeddings.weight', 'query_embedding'),
-    layers.dense('class_labels_classifier', 'head'),
-    layers.dense('bbox_predictor.layers.{i}', 'box_head/Dense_{i}'),
+    rename.dense('class_labels_classifier', 'head'),
+    rename.dense('bbox_predictor.layers.{i}', 'box_head/Dense_{i}'),
   )
   newer = respell(rules, (r'out_proj', 'o_proj'), (r'\.(fc\d)', r'.mlp.\1'))
   kinds = (resnet.TIMM, resnet.HF_BARE)
@@ -83,11 +83,11 @@ def _authors(heads: int) -> Table:
   return table(
     _stack('transformer.encoder', heads, attentions[:1], ('norm1', 'norm2'), mlp),
     _stack('transformer.decoder', heads, attentions, ('norm1', 'norm2', 'norm3'), mlp),
-    layers.norm('transformer.decoder.norm', 'decoder/norm'),
-    layers.conv('input_proj', 'input_projection'),
+    rename.norm('transformer.decoder.norm', 'decoder/norm'),
+    rename.conv('input_proj', 'input_projection'),
     Rule('query_embed.weight', 'query_embedding'),
-    layers.dense('class_embed', 'head'),
-    layers.dense('bbox_embed.layers.{i}', 'box_head/Dense_{i}'),
+    rename.dense('class_embed', 'head'),
+    rename.dense('bbox_embed.layers.{i}', 'box_head/Dense_{i}'),
     nest_rules(resnet.TIMM, 'backbone.0.body.', 'backbone/'),
   )
 

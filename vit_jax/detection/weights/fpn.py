@@ -5,8 +5,7 @@ import re
 import numpy as np
 
 from vit_jax.detection.weights import vitdet
-from vit_jax.weights import configs, layers
-from vit_jax.weights import transforms as t
+from vit_jax.weights import configs, rename
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Table, nest_rules, table
 
@@ -15,7 +14,7 @@ _SCALES = [4.0, 2.0, 1.0, 0.5]
 
 def _conv(theirs: str, ours: str) -> Table:
   return table(
-    layers.conv(theirs, f'{ours}/conv'), layers.norm(f'{theirs}.norm', f'{ours}/norm')
+    rename.conv(theirs, f'{ours}/conv'), rename.norm(f'{theirs}.norm', f'{ours}/norm')
   )
 
 
@@ -32,8 +31,8 @@ def sfp(finest: int, heads: int) -> Table:
   """
   theirs = [f'simfp_{finest + i}' for i in range(4)]
   ours = [f'p{finest + i}' for i in range(4)]
-  deconv = lambda i, k: layers.dense(
-    f'{theirs[i]}.{3 * k}', f'{ours[i]}_scale/deconv{k + 1}', t.deconv
+  deconv = lambda i, k: rename.dense(
+    f'{theirs[i]}.{3 * k}', f'{ours[i]}_scale/deconv{k + 1}', rename.deconv_kernel
   )
   backbone = vitdet.rules(
     'net.patch_embed.proj', 'net.pos_embed', 'net.blocks.{i}', 'attn', heads
@@ -41,7 +40,7 @@ def sfp(finest: int, heads: int) -> Table:
   return table(
     nest_rules(backbone, ours='backbone/'),
     deconv(0, 0),
-    layers.norm(f'{theirs[0]}.1', f'{ours[0]}_scale/norm1'),
+    rename.norm(f'{theirs[0]}.1', f'{ours[0]}_scale/norm1'),
     deconv(0, 1),
     deconv(1, 0),
     [

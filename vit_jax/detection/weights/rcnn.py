@@ -15,8 +15,7 @@ import numpy as np
 
 from vit_jax.detection.weights import fpn
 from vit_jax.detection.weights.fpn import backbone_of
-from vit_jax.weights import configs, layers, pipelines
-from vit_jax.weights import transforms as t
+from vit_jax.weights import configs, pipelines, rename
 from vit_jax.weights.families import mvit, resnet, swin
 from vit_jax.weights.formats import TRAINING, Format, Writer
 from vit_jax.weights.rename import Rule, Table, nest_rules, table
@@ -27,12 +26,15 @@ _BINS = 7
 # -- transforms -----------------------------------------------------------------------
 
 
-def _both(load: Callable, save: Callable) -> t.Transform:
-  return t.Transform(lambda x: (load(x),), lambda xs: save(xs[0]))
+def _both(load: Callable, save: Callable) -> rename.Transform:
+  return rename.Transform(lambda x: (load(x),), lambda xs: save(xs[0]))
 
 
 # Our models take RGB, so the channels of a stem for BGR are reversed.
-_bgr = _both(lambda x: t.conv.load(x[:, ::-1])[0], lambda x: t.conv.save([x])[:, ::-1])
+_bgr = _both(
+  lambda x: rename.conv_kernel.load(x[:, ::-1])[0],
+  lambda x: rename.conv_kernel.save([x])[:, ::-1],
+)
 # PyTorch flattens a box's features as [C, 7, 7], but we flatten them as [7, 7, C].
 _flat = _both(
   lambda x: x.reshape(len(x), -1, _BINS**2).swapaxes(1, 2).reshape(len(x), -1).T,
@@ -42,14 +44,14 @@ _flat = _both(
 _mask = _both(lambda x: x.reshape(x.shape[:2]).T, lambda x: x.T[:, :, None, None])
 
 
-def _drop_rows(rows: int, transform: t.Transform) -> t.Transform:
+def _drop_rows(rows: int, transform: rename.Transform) -> rename.Transform:
   """Drops the first rows, which belong to torchvision's background."""
-  return t.Transform(lambda x: transform.load(x[rows:]), transform.save)
+  return rename.Transform(lambda x: transform.load(x[rows:]), transform.save)
 
 
-def _roll_background(transform: t.Transform) -> t.Transform:
+def _roll_background(transform: rename.Transform) -> rename.Transform:
   """Moves the first row, torchvision's background, to the end."""
-  return t.Transform(lambda x: transform.load(np.roll(x, -1, 0)), transform.save)
+  return rename.Transform(lambda x: transform.load(np.roll(x, -1, 0)), transform.save)
 
 
 # -- rename tables --------------------------------------------------------------------
@@ -68,8 +70,8 @@ def _stages(arrays, regex: str) -> int:
 def _convs(theirs: str, norm: str, ours: str) -> Table:
   """Makes the rules of a head's convolutions; {i} is the index of one."""
   return table(
-    layers.conv(theirs, f'{ours}/convs/conv{{i}}'),
-    layers.batch_norm(norm, f'{ours}/convs/norm{{i}}'),
+    rename.conv(theirs, f'{ours}/convs/conv{{i}}'),
+    rename.batch_norm(norm, f'{ours}/convs/norm{{i}}'),
   )
 
 
@@ -79,10 +81,10 @@ def _resnet(prefix: str, bgr: bool) -> Table:
   parts = [(f'conv{k}', f'{k}') for k in (1, 2, 3)] + [('shortcut', '_proj')]
   stem = f'{prefix}stem.conv1'
   return table(
-    Rule(f'{stem}.weight', 'stem/conv/kernel', _bgr if bgr else t.conv),
-    layers.batch_norm(f'{stem}.norm', 'stem/norm'),
-    [layers.conv(f'{block}.{x}', f'{ours}/conv{k}') for x, k in parts],
-    [layers.batch_norm(f'{block}.{x}.norm', f'{ours}/norm{k}') for x, k in parts],
+    Rule(f'{stem}.weight', 'stem/conv/kernel', _bgr if bgr else rename.conv_kernel),
+    rename.batch_norm(f'{stem}.norm', 'stem/norm'),
+    [rename.conv(f'{block}.{x}', f'{ours}/conv{k}') for x, k in parts],
+    [rename.batch_norm(f'{block}.{x}.norm', f'{ours}/norm{k}') for x, k in parts],
   )
 
 
@@ -102,7 +104,7 @@ def _swin(arrays, prefix: str) -> Table:
     stages = swin.infer_stages(backbone_of(backbone_of(arrays)))
   return table(
     nest_rules(swin.timm(stages, merge_at_end=True), prefix),
-    [layers.norm(f'{prefix}norm{s}', f'stage{s + 1}_norm') for s in range(len(stages))],
+    [rename.norm(f'{prefix}norm{s}', f'stage{s + 1}_norm') for s in range(len(stages))],
   )
 
 
@@ -127,22 +129,22 @@ def _detectron2(backbone: Callable) -> Callable:
       box, guess = f'{roi}.box_head{dot}', f'{roi}.box_predictor{dot}'
       heads += [
         _convs(f'{box}.conv{{i+1}}', f'{box}.conv{{i+1}}.norm', ours),
-        layers.dense(f'{box}.fc1', f'{ours}/dense0', _flat),
-        layers.dense(f'{box}.fc2', f'{ours}/dense1'),
-        layers.dense(f'{guess}.cls_score', f'{ours}/classes'),
-        layers.dense(f'{guess}.bbox_pred', f'{ours}/deltas'),
+        rename.dense(f'{box}.fc1', f'{ours}/dense0', _flat),
+        rename.dense(f'{box}.fc2', f'{ours}/dense1'),
+        rename.dense(f'{guess}.cls_score', f'{ours}/classes'),
+        rename.dense(f'{guess}.bbox_pred', f'{ours}/deltas'),
       ]
     mask = f'{roi}.mask_head'
     conv = ('conv.conv{i}', 'conv{i}') if several else ('conv', 'conv0')
     return table(
       nest_rules(backbone(arrays, facts), 'backbone.', 'backbone/'),
-      layers.conv(f'{rpn}.{conv[0]}', f'rpn/{conv[1]}'),
-      layers.conv(f'{rpn}.objectness_logits', 'rpn/objectness'),
-      layers.conv(f'{rpn}.anchor_deltas', 'rpn/deltas'),
+      rename.conv(f'{rpn}.{conv[0]}', f'rpn/{conv[1]}'),
+      rename.conv(f'{rpn}.objectness_logits', 'rpn/objectness'),
+      rename.conv(f'{rpn}.anchor_deltas', 'rpn/deltas'),
       heads,
       _convs(f'{mask}.mask_fcn{{i+1}}', f'{mask}.mask_fcn{{i+1}}.norm', 'mask_head0'),
-      layers.dense(f'{mask}.deconv', 'mask_head0/deconv', t.deconv),
-      layers.dense(f'{mask}.predictor', 'mask_head0', _mask),
+      rename.dense(f'{mask}.deconv', 'mask_head0/deconv', rename.deconv_kernel),
+      rename.dense(f'{mask}.predictor', 'mask_head0', _mask),
     )
 
   return rules
@@ -175,7 +177,7 @@ def _d2_mvit(arrays, facts) -> Table:
   heads = mvit.count_heads(arrays, 'backbone.bottom_up.blocks.{}.attn')
   if not heads:
     heads = mvit.heads_of_blocks(facts.fields['backbone']['backbone'])
-  norms = [layers.norm(f'scale{s + 2}_norm', f'stage{s + 1}_norm') for s in range(4)]
+  norms = [rename.norm(f'scale{s + 2}_norm', f'stage{s + 1}_norm') for s in range(4)]
   return _fpn(nest_rules(table(mvit.authors(heads), norms), 'bottom_up.'))
 
 
@@ -190,7 +192,7 @@ def _write_rules(flat, fields) -> Table:
 
 def _torchvision(arrays, facts) -> Table:
   fpn_rules = [
-    layers.dense(f'fpn.{x}_blocks.{{i}}{dot}', f'p{{i+2}}_{y}/conv', t.conv)
+    rename.dense(f'fpn.{x}_blocks.{{i}}{dot}', f'p{{i+2}}_{y}/conv', rename.conv_kernel)
     for x, y in (('inner', 'lateral'), ('layer', 'output'))
     # torchvision has '.0' since version 0.13.
     for dot in ('.0', '')
@@ -199,31 +201,33 @@ def _torchvision(arrays, facts) -> Table:
   return table(
     nest_rules(resnet.TIMM, 'backbone.body.', 'backbone/backbone/'),
     nest_rules(table(_number_levels(fpn_rules)), 'backbone.', 'backbone/'),
-    [layers.conv(f'rpn.head.conv{x}', 'rpn/conv0') for x in ('.0.0', '')],
-    layers.conv('rpn.head.cls_logits', 'rpn/objectness'),
-    layers.conv('rpn.head.bbox_pred', 'rpn/deltas'),
-    layers.dense(f'{box}head.fc6', 'box_head0/dense0', _flat),
-    layers.dense(f'{box}head.fc7', 'box_head0/dense1'),
-    layers.dense(
+    [rename.conv(f'rpn.head.conv{x}', 'rpn/conv0') for x in ('.0.0', '')],
+    rename.conv('rpn.head.cls_logits', 'rpn/objectness'),
+    rename.conv('rpn.head.bbox_pred', 'rpn/deltas'),
+    rename.dense(f'{box}head.fc6', 'box_head0/dense0', _flat),
+    rename.dense(f'{box}head.fc7', 'box_head0/dense1'),
+    rename.dense(
       f'{box}predictor.cls_score',
       'box_head0/classes',
-      _roll_background(t.dense),
-      _roll_background(t.same),
+      _roll_background(rename.dense_kernel),
+      _roll_background(rename.same),
     ),
-    layers.dense(
+    rename.dense(
       f'{box}predictor.bbox_pred',
       'box_head0/deltas',
-      _drop_rows(4, t.dense),
-      _drop_rows(4, t.same),
+      _drop_rows(4, rename.dense_kernel),
+      _drop_rows(4, rename.same),
     ),
-    layers.conv(f'{mask}head.{{i}}.0', 'mask_head0/convs/conv{i}'),
-    layers.conv(f'{mask}head.mask_fcn{{i+1}}', 'mask_head0/convs/conv{i}'),
-    layers.dense(f'{mask}predictor.conv5_mask', 'mask_head0/deconv', t.deconv),
-    layers.dense(
+    rename.conv(f'{mask}head.{{i}}.0', 'mask_head0/convs/conv{i}'),
+    rename.conv(f'{mask}head.mask_fcn{{i+1}}', 'mask_head0/convs/conv{i}'),
+    rename.dense(
+      f'{mask}predictor.conv5_mask', 'mask_head0/deconv', rename.deconv_kernel
+    ),
+    rename.dense(
       f'{mask}predictor.mask_fcn_logits',
       'mask_head0',
       _drop_rows(1, _mask),
-      _drop_rows(1, t.same),
+      _drop_rows(1, rename.same),
     ),
   )
 
@@ -243,7 +247,7 @@ def _number_levels(rules) -> Table:
 def _mmdetection(arrays, facts) -> Table:
   number = _stages(arrays, r'roi_head\.bbox_head\.(\d+)\.fc_cls\.bias')
   neck = [
-    layers.conv(f'neck.{x}_convs.{{i}}.conv', f'p{{i+2}}_{y}/conv')
+    rename.conv(f'neck.{x}_convs.{{i}}.conv', f'p{{i+2}}_{y}/conv')
     for x, y in (('lateral', 'lateral'), ('fpn', 'output'))
   ]
   heads = []
@@ -252,19 +256,19 @@ def _mmdetection(arrays, facts) -> Table:
     convs = f'{box}.shared_convs.{{i}}'
     heads += [
       _convs(f'{convs}.conv', f'{convs}.bn', f'box_head{i}'),
-      layers.dense(f'{box}.shared_fcs.0', f'box_head{i}/dense0', _flat),
-      layers.dense(f'{box}.fc_cls', f'box_head{i}/classes'),
-      layers.dense(f'{box}.fc_reg', f'box_head{i}/deltas'),
-      layers.conv(f'{mask}.convs.{{i}}.conv', f'mask_head{i}/convs/conv{{i}}'),
-      layers.dense(f'{mask}.upsample', f'mask_head{i}/deconv', t.deconv),
-      layers.dense(f'{mask}.conv_logits', f'mask_head{i}', _mask),
+      rename.dense(f'{box}.shared_fcs.0', f'box_head{i}/dense0', _flat),
+      rename.dense(f'{box}.fc_cls', f'box_head{i}/classes'),
+      rename.dense(f'{box}.fc_reg', f'box_head{i}/deltas'),
+      rename.conv(f'{mask}.convs.{{i}}.conv', f'mask_head{i}/convs/conv{{i}}'),
+      rename.dense(f'{mask}.upsample', f'mask_head{i}/deconv', rename.deconv_kernel),
+      rename.dense(f'{mask}.conv_logits', f'mask_head{i}', _mask),
     ]
   return table(
     nest_rules(_swin(arrays, ''), 'backbone.', 'backbone/backbone/'),
     nest_rules(_number_levels(neck), ours='backbone/'),
-    layers.conv('rpn_head.rpn_conv', 'rpn/conv0'),
-    layers.conv('rpn_head.rpn_cls', 'rpn/objectness'),
-    layers.conv('rpn_head.rpn_reg', 'rpn/deltas'),
+    rename.conv('rpn_head.rpn_conv', 'rpn/conv0'),
+    rename.conv('rpn_head.rpn_cls', 'rpn/objectness'),
+    rename.conv('rpn_head.rpn_reg', 'rpn/deltas'),
     heads,
   )
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from vit_jax import models
-from vit_jax.weights import adapt, configs, layers
+from vit_jax.weights import adapt, configs, rename
 from vit_jax.weights.adapt import drop_parameters
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MLP, POSITIONS, columns
 from vit_jax.weights.formats import Format, Writer
@@ -30,15 +30,15 @@ def rules(
   attention = f'{layer}.{attention}'
   return table(
     Rule(positions, POSITIONS),
-    layers.conv(embedding, 'embedding'),
-    layers.norm(f'{layer}.norm1', f'{BLOCK}/LayerNorm_0'),
-    layers.norm(f'{layer}.norm2', f'{BLOCK}/LayerNorm_1'),
-    layers.fuse_heads(f'{attention}.qkv', ATTENTION, heads),
-    layers.merge_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
+    rename.conv(embedding, 'embedding'),
+    rename.norm(f'{layer}.norm1', f'{BLOCK}/LayerNorm_0'),
+    rename.norm(f'{layer}.norm2', f'{BLOCK}/LayerNorm_1'),
+    rename.fuse_heads(f'{attention}.qkv', ATTENTION, heads),
+    rename.merge_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
     Rule(f'{attention}.rel_pos_h', f'{BLOCK}/{_TABLES}/rows'),
     Rule(f'{attention}.rel_pos_w', f'{BLOCK}/{_TABLES}/columns'),
-    layers.dense(f'{layer}.mlp.fc1', f'{MLP}/Dense_0'),
-    layers.dense(f'{layer}.mlp.fc2', f'{MLP}/Dense_1'),
+    rename.dense(f'{layer}.mlp.fc1', f'{MLP}/Dense_0'),
+    rename.dense(f'{layer}.mlp.fc2', f'{MLP}/Dense_1'),
   )
 
 

@@ -1,7 +1,6 @@
 """ResNets with GroupNorm: BiT, which is pre-activation, and big_vision's ResNet."""
 
-from vit_jax.weights import configs, layers
-from vit_jax.weights import transforms as t
+from vit_jax.weights import configs, rename
 from vit_jax.weights.families.vit import RESNET, columns, resnet_blocks
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, table
@@ -13,10 +12,17 @@ _CONV, _PARTS = 'standardized_conv2d', ((1, 'a'), (2, 'b'), (3, 'c'))
 TF = table(
   Rule(f'resnet/{{rest}}/{_CONV}/kernel', f'{{rest}}/{_CONV}/kernel'),
   Rule(
-    f'resnet/{{rest}}/{_CONV}_{{n}}/kernel', f'{{rest}}/{_CONV}/kernel', t.same, True
+    f'resnet/{{rest}}/{_CONV}_{{n}}/kernel',
+    f'{{rest}}/{_CONV}/kernel',
+    rename.same,
+    True,
   ),
   [
-    Rule(f'resnet/{at}group_norm/{theirs}', f'{at}group_norm/{ours}', t.group_norm)
+    Rule(
+      f'resnet/{at}group_norm/{theirs}',
+      f'{at}group_norm/{ours}',
+      rename.group_norm_vector,
+    )
     for at in ('{rest}/', '')
     for theirs, ours in (('gamma', 'scale'), ('beta', 'bias'))
   ],
@@ -24,12 +30,12 @@ TF = table(
 )
 
 TIMM = table(
-  layers.conv('stem.conv', f'root_block/{_CONV}'),
-  layers.conv(f'{_STAGE}.downsample.conv', f'{_UNIT}/a/proj/{_CONV}'),
-  [layers.conv(f'{_STAGE}.conv{k}', f'{_UNIT}/{x}/{_CONV}') for k, x in _PARTS],
-  [layers.norm(f'{_STAGE}.norm{k}', f'{_UNIT}/{x}/group_norm') for k, x in _PARTS],
-  layers.norm('norm', 'group_norm'),
-  layers.conv('head.fc', 'head/conv2d'),
+  rename.conv('stem.conv', f'root_block/{_CONV}'),
+  rename.conv(f'{_STAGE}.downsample.conv', f'{_UNIT}/a/proj/{_CONV}'),
+  [rename.conv(f'{_STAGE}.conv{k}', f'{_UNIT}/{x}/{_CONV}') for k, x in _PARTS],
+  [rename.norm(f'{_STAGE}.norm{k}', f'{_UNIT}/{x}/group_norm') for k, x in _PARTS],
+  rename.norm('norm', 'group_norm'),
+  rename.conv('head.fc', 'head/conv2d'),
 )
 
 

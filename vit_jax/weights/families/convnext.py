@@ -2,8 +2,7 @@
 
 import functools
 
-from vit_jax.weights import configs, layers
-from vit_jax.weights import transforms as t
+from vit_jax.weights import configs, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, add_bare_names, table
@@ -12,39 +11,41 @@ _BLOCK, _DOWN = 'stage{s+1}_block_{i}', 'stage{s+1}_downsample'
 _TIMM = 'stages.{s}.blocks.{i}'
 
 TIMM = table(
-  layers.conv('stem.0', 'stem/conv'),
-  layers.norm('stem.1', 'stem/norm'),
-  layers.norm('stages.{s}.downsample.0', f'{_DOWN}/norm'),
-  layers.conv('stages.{s}.downsample.1', f'{_DOWN}/conv'),
-  layers.conv(f'{_TIMM}.conv_dw', f'{_BLOCK}/conv_dw'),
-  layers.norm(f'{_TIMM}.norm', f'{_BLOCK}/norm'),
-  layers.dense(f'{_TIMM}.mlp.fc1', f'{_BLOCK}/mlp/Dense_0', t.pointwise),
-  layers.norm(f'{_TIMM}.mlp.grn', f'{_BLOCK}/mlp/norm'),
-  layers.dense(f'{_TIMM}.mlp.fc2', f'{_BLOCK}/mlp/Dense_1', t.pointwise),
+  rename.conv('stem.0', 'stem/conv'),
+  rename.norm('stem.1', 'stem/norm'),
+  rename.norm('stages.{s}.downsample.0', f'{_DOWN}/norm'),
+  rename.conv('stages.{s}.downsample.1', f'{_DOWN}/conv'),
+  rename.conv(f'{_TIMM}.conv_dw', f'{_BLOCK}/conv_dw'),
+  rename.norm(f'{_TIMM}.norm', f'{_BLOCK}/norm'),
+  rename.dense(f'{_TIMM}.mlp.fc1', f'{_BLOCK}/mlp/Dense_0', rename.pointwise_kernel),
+  rename.norm(f'{_TIMM}.mlp.grn', f'{_BLOCK}/mlp/norm'),
+  rename.dense(f'{_TIMM}.mlp.fc2', f'{_BLOCK}/mlp/Dense_1', rename.pointwise_kernel),
   Rule(f'{_TIMM}.gamma', f'{_BLOCK}/gamma'),
-  layers.norm('head.norm', 'norm'),
-  layers.dense('head.fc', 'head'),
+  rename.norm('head.norm', 'norm'),
+  rename.dense('head.fc', 'head'),
 )
 
 
 _STAGE = 'convnext.encoder.stages.{s}'
 _LAYER, _BEFORE = f'{_STAGE}.layers.{{i}}', f'{_STAGE}.downsampling_layer'
 HF = table(
-  layers.conv('convnext.embeddings.patch_embeddings', 'stem/conv'),
-  layers.norm('convnext.embeddings.layernorm', 'stem/norm'),
-  layers.norm(f'{_BEFORE}.0', f'{_DOWN}/norm'),
-  layers.conv(f'{_BEFORE}.1', f'{_DOWN}/conv'),
-  layers.conv(f'{_LAYER}.dwconv', f'{_BLOCK}/conv_dw'),
-  layers.norm(f'{_LAYER}.layernorm', f'{_BLOCK}/norm'),
-  layers.dense(f'{_LAYER}.pwconv1', f'{_BLOCK}/mlp/Dense_0'),
+  rename.conv('convnext.embeddings.patch_embeddings', 'stem/conv'),
+  rename.norm('convnext.embeddings.layernorm', 'stem/norm'),
+  rename.norm(f'{_BEFORE}.0', f'{_DOWN}/norm'),
+  rename.conv(f'{_BEFORE}.1', f'{_DOWN}/conv'),
+  rename.conv(f'{_LAYER}.dwconv', f'{_BLOCK}/conv_dw'),
+  rename.norm(f'{_LAYER}.layernorm', f'{_BLOCK}/norm'),
+  rename.dense(f'{_LAYER}.pwconv1', f'{_BLOCK}/mlp/Dense_0'),
   [
-    Rule(f'{_LAYER}.grn.{theirs}', f'{_BLOCK}/mlp/norm/{ours}', t.group_norm)
+    Rule(
+      f'{_LAYER}.grn.{theirs}', f'{_BLOCK}/mlp/norm/{ours}', rename.group_norm_vector
+    )
     for theirs, ours in (('weight', 'scale'), ('bias', 'bias'))
   ],
-  layers.dense(f'{_LAYER}.pwconv2', f'{_BLOCK}/mlp/Dense_1'),
+  rename.dense(f'{_LAYER}.pwconv2', f'{_BLOCK}/mlp/Dense_1'),
   Rule(f'{_LAYER}.layer_scale_parameter', f'{_BLOCK}/gamma'),
-  layers.norm('convnext.layernorm', 'norm'),
-  layers.dense('classifier', 'head'),
+  rename.norm('convnext.layernorm', 'norm'),
+  rename.dense('classifier', 'head'),
 )
 HF_V2 = tuple(
   rule._replace(theirs=rule.theirs.replace('convnext.', 'convnextv2.', 1))
@@ -67,7 +68,7 @@ _ONLY = {
 
 def infer(flat: dict) -> dict:
   """Infers depths, widths and layer scale (which V2 lacks) from the parameters."""
-  depths = layers.count_blocks(flat, 'norm/scale')
+  depths = rename.count_blocks(flat, 'norm/scale')
   numbers = range(1, len(depths) + 1)
   return dict(
     depths=depths,

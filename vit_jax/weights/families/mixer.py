@@ -3,7 +3,7 @@
 import functools
 import math
 
-from vit_jax.weights import configs, layers
+from vit_jax.weights import configs, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, table
@@ -21,16 +21,16 @@ GOOGLE = tuple(
 )
 
 TIMM = table(
-  layers.conv('stem.proj', 'stem'),
-  layers.norm('blocks.{i}.norm1', f'{_BLOCK}/LayerNorm_0'),
-  layers.norm('blocks.{i}.norm2', f'{_BLOCK}/LayerNorm_1'),
+  rename.conv('stem.proj', 'stem'),
+  rename.norm('blocks.{i}.norm1', f'{_BLOCK}/LayerNorm_0'),
+  rename.norm('blocks.{i}.norm2', f'{_BLOCK}/LayerNorm_1'),
   [
-    layers.dense(f'blocks.{{i}}.mlp_{theirs}.fc{k + 1}', f'{_BLOCK}/{ours}/Dense_{k}')
+    rename.dense(f'blocks.{{i}}.mlp_{theirs}.fc{k + 1}', f'{_BLOCK}/{ours}/Dense_{k}')
     for theirs, ours in (('tokens', 'token_mixing'), ('channels', 'channel_mixing'))
     for k in range(2)
   ],
-  layers.norm('norm', 'pre_head_layer_norm'),
-  layers.dense('head', 'head'),
+  rename.norm('norm', 'pre_head_layer_norm'),
+  rename.dense('head', 'head'),
 )
 
 

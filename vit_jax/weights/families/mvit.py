@@ -3,7 +3,7 @@
 import functools
 import re
 
-from vit_jax.weights import configs, layers
+from vit_jax.weights import configs, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, Table, table
@@ -13,15 +13,15 @@ def block(theirs: str, ours: str, heads: int, shortcut: str) -> Table:
   """Makes the rules of a block; `shortcut` names the projection of its shortcut."""
   attn, attention = f'{theirs}.attn', f'{ours}/attention'
   return table(
-    layers.norm(f'{theirs}.norm1', f'{ours}/norm1'),
-    layers.norm(f'{theirs}.norm2', f'{ours}/norm2'),
-    layers.fuse_heads(f'{attn}.qkv', attention, heads),
-    layers.merge_heads(f'{attn}.proj', f'{attention}/out', heads),
-    layers.dense(f'{theirs}.mlp.fc1', f'{ours}/mlp/Dense_0'),
-    layers.dense(f'{theirs}.mlp.fc2', f'{ours}/mlp/Dense_1'),
-    layers.dense(f'{theirs}.{shortcut}', f'{ours}/shortcut'),
-    [layers.conv(f'{attn}.pool_{x[0]}', f'{attention}/pool_{x}') for x in layers.QKV],
-    [layers.norm(f'{attn}.norm_{x[0]}', f'{attention}/norm_{x}') for x in layers.QKV],
+    rename.norm(f'{theirs}.norm1', f'{ours}/norm1'),
+    rename.norm(f'{theirs}.norm2', f'{ours}/norm2'),
+    rename.fuse_heads(f'{attn}.qkv', attention, heads),
+    rename.merge_heads(f'{attn}.proj', f'{attention}/out', heads),
+    rename.dense(f'{theirs}.mlp.fc1', f'{ours}/mlp/Dense_0'),
+    rename.dense(f'{theirs}.mlp.fc2', f'{ours}/mlp/Dense_1'),
+    rename.dense(f'{theirs}.{shortcut}', f'{ours}/shortcut'),
+    [rename.conv(f'{attn}.pool_{x[0]}', f'{attention}/pool_{x}') for x in rename.QKV],
+    [rename.norm(f'{attn}.norm_{x[0]}', f'{attention}/norm_{x}') for x in rename.QKV],
     Rule(f'{attn}.rel_pos_h', f'{attention}/relative_positions/rows'),
     Rule(f'{attn}.rel_pos_w', f'{attention}/relative_positions/columns'),
   )
@@ -31,9 +31,9 @@ def _outer_rules(head: str) -> Table:
   """Makes the rules of everything but the blocks. `head` is the head's name in the file."""
   return table(
     Rule('cls_token', 'cls'),
-    layers.conv('patch_embed.proj', 'stem/conv'),
-    layers.norm('norm', 'norm'),
-    layers.dense(head, 'head'),
+    rename.conv('patch_embed.proj', 'stem/conv'),
+    rename.norm('norm', 'norm'),
+    rename.dense(head, 'head'),
   )
 
 
@@ -101,7 +101,7 @@ def _heads_of_stages(fields: dict) -> list[int]:
 def infer(flat: dict) -> dict:
   """Infers the model's fields from its parameters."""
   width = columns(flat, 'stem/conv/kernel')
-  depths = layers.count_blocks(flat, 'norm1/scale')
+  depths = rename.count_blocks(flat, 'norm1/scale')
   numbers = range(len(depths))
   kernels = [flat[f'stage{s + 1}_block_0/attention/query/kernel'] for s in numbers]
   heads = [x.shape[1] for x in kernels]

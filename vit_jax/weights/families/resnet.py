@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax.weights import configs, layers, rename
+from vit_jax.weights import configs, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Table, add_bare_names, nest_rules, table
@@ -23,22 +23,22 @@ def timm(block: str, deep_stem: bool, avg_down: bool) -> Table:
   """
   stem, parts = ('conv1.6' if deep_stem else 'conv1'), _PARTS[block]
   return table(
-    layers.conv('conv1.0', 'stem/conv1'),
-    layers.batch_norm('conv1.1', 'stem/norm1'),
-    layers.conv('conv1.3', 'stem/conv2'),
-    layers.batch_norm('conv1.4', 'stem/norm2'),
-    layers.conv(stem, 'stem/conv'),
-    layers.batch_norm('bn1', 'stem/norm'),
+    rename.conv('conv1.0', 'stem/conv1'),
+    rename.batch_norm('conv1.1', 'stem/norm1'),
+    rename.conv('conv1.3', 'stem/conv2'),
+    rename.batch_norm('conv1.4', 'stem/norm2'),
+    rename.conv(stem, 'stem/conv'),
+    rename.batch_norm('bn1', 'stem/norm'),
     [
       (
-        layers.conv(f'{_TIMM}.conv{k + 1}', f'{_BLOCK}/conv{part}'),
-        layers.batch_norm(f'{_TIMM}.bn{k + 1}', f'{_BLOCK}/norm{part}'),
+        rename.conv(f'{_TIMM}.conv{k + 1}', f'{_BLOCK}/conv{part}'),
+        rename.batch_norm(f'{_TIMM}.bn{k + 1}', f'{_BLOCK}/norm{part}'),
       )
       for k, part in enumerate(parts)
     ],
-    layers.conv(f'{_TIMM}.downsample.{int(avg_down)}', f'{_BLOCK}/conv_proj'),
-    layers.batch_norm(f'{_TIMM}.downsample.{1 + avg_down}', f'{_BLOCK}/norm_proj'),
-    layers.dense('fc', 'head'),
+    rename.conv(f'{_TIMM}.downsample.{int(avg_down)}', f'{_BLOCK}/conv_proj'),
+    rename.batch_norm(f'{_TIMM}.downsample.{1 + avg_down}', f'{_BLOCK}/norm_proj'),
+    rename.dense('fc', 'head'),
   )
 
 
@@ -68,11 +68,11 @@ def hf_bare(block: str) -> Table:
   parts = [(f'layer.{k}', part) for k, part in enumerate(_PARTS[block])]
   parts.append(('shortcut', '_proj'))
   return table(
-    layers.conv(f'{_STEM}.convolution', 'stem/conv'),
-    layers.batch_norm(f'{_STEM}.normalization', 'stem/norm'),
-    [layers.conv(f'{_LAYER}.{x}.convolution', f'{_BLOCK}/conv{k}') for x, k in parts],
+    rename.conv(f'{_STEM}.convolution', 'stem/conv'),
+    rename.batch_norm(f'{_STEM}.normalization', 'stem/norm'),
+    [rename.conv(f'{_LAYER}.{x}.convolution', f'{_BLOCK}/conv{k}') for x, k in parts],
     [
-      layers.batch_norm(f'{_LAYER}.{x}.normalization', f'{_BLOCK}/norm{k}')
+      rename.batch_norm(f'{_LAYER}.{x}.normalization', f'{_BLOCK}/norm{k}')
       for x, k in parts
     ],
   )
@@ -83,7 +83,7 @@ HF_BARE = hf_bare('bottleneck')
 
 def _hf(block: str) -> Table:
   return table(
-    nest_rules(hf_bare(block), 'resnet.'), layers.dense('classifier.1', 'head')
+    nest_rules(hf_bare(block), 'resnet.'), rename.dense('classifier.1', 'head')
   )
 
 
@@ -99,7 +99,7 @@ def _hf_rules(arrays, facts) -> Table:
 
 def infer(flat: dict) -> dict:
   """Infers the model's fields from its parameters, which do not show dilation."""
-  depths = layers.count_blocks(flat, 'conv3/kernel')
+  depths = rename.count_blocks(flat, 'conv3/kernel')
   numbers = range(1, len(depths) + 1)
   widths = tuple(flat[f'stage{s}_block_0/conv3/kernel'].shape[3] for s in numbers)
   bottleneck = 'stage1_block_0/conv2/kernel' in flat

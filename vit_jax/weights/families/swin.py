@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.weights import configs, layers
-from vit_jax.weights import transforms as t
+from vit_jax.weights import configs, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, Table, nest_rules, respell, table
@@ -69,7 +68,7 @@ _HF = Names(
   table='attention.self.relative_position_bias_table',
   position_mlp='attention.self.continuous_position_bias_mlp',
 )
-# Names that transformers 5 changed in Swin, besides `layers.TRANSFORMERS_5`.
+# Names that transformers 5 changed in Swin, besides `rename.TRANSFORMERS_5`.
 _NEWER = (
   (r'self\.(relative_position_bias)_table', r'\1.\1_table'),
   (r'attention\.self\.', 'attention.'),
@@ -91,31 +90,35 @@ def _rules(
   """
   down = f'stage{into}_downsample'
   rules = [
-    layers.conv(names.embedding, 'stem/embedding'),
-    layers.norm(names.norm, 'stem/norm'),
-    layers.norm(f'{names.downsample}.norm', f'{down}/norm'),
-    layers.dense(f'{names.downsample}.reduction', f'{down}/reduction'),
-    layers.norm(names.last_norm, 'norm'),
+    rename.conv(names.embedding, 'stem/embedding'),
+    rename.norm(names.norm, 'stem/norm'),
+    rename.norm(f'{names.downsample}.norm', f'{down}/norm'),
+    rename.dense(f'{names.downsample}.reduction', f'{down}/reduction'),
+    rename.norm(names.last_norm, 'norm'),
   ]
   for s, stage in enumerate(stages):
     theirs, ours = names.block.replace('{s}', str(s)), f'stage{s + 1}_block_{{i}}'
     rules += [
       projections(theirs, ours, stage),
-      layers.merge_heads(f'{theirs}.{names.out}', f'{ours}/attention/out', stage.heads),
+      rename.merge_heads(f'{theirs}.{names.out}', f'{ours}/attention/out', stage.heads),
     ]
     for k in range(2):
-      rules.append(layers.norm(f'{theirs}.{names.norms[k]}', f'{ours}/norm{k + 1}'))
-      rules.append(layers.dense(f'{theirs}.{names.mlp[k]}', f'{ours}/mlp/Dense_{k}'))
+      rules.append(rename.norm(f'{theirs}.{names.norms[k]}', f'{ours}/norm{k + 1}'))
+      rules.append(rename.dense(f'{theirs}.{names.mlp[k]}', f'{ours}/mlp/Dense_{k}'))
     if stage.window is None:
       positions, mlp = f'{ours}/relative_positions', f'{theirs}.{names.position_mlp}'
       rules += [
-        layers.dense(f'{mlp}.0', f'{positions}/Dense_0'),
-        [Rule(f'{mlp}.2.weight', f'{positions}/Dense_1/kernel', t.dense)],
-        [Rule(f'{mlp.rpartition(".")[0]}.logit_scale', f'{ours}{_FACTOR}', t.factors)],
+        rename.dense(f'{mlp}.0', f'{positions}/Dense_0'),
+        [Rule(f'{mlp}.2.weight', f'{positions}/Dense_1/kernel', rename.dense_kernel)],
+        [
+          Rule(
+            f'{mlp.rpartition(".")[0]}.logit_scale', f'{ours}{_FACTOR}', rename.factors
+          )
+        ],
       ]
     else:
       name = f'{theirs}.{names.table}'
-      rules.append([Rule(name, f'{ours}{_TABLE}', t.offsets(stage.window))])
+      rules.append([Rule(name, f'{ours}{_TABLE}', rename.offsets(stage.window))])
   return table(rules)
 
 
@@ -130,17 +133,19 @@ def timm(stages: list[Stage], merge_at_end: bool = False) -> Table:
 
   def projections(theirs, ours, stage):
     attn, heads = f'{theirs}.attn', stage.heads
-    kernels, biases = layers.fuse_heads(f'{attn}.qkv', f'{ours}/attention', heads)
+    kernels, biases = rename.fuse_heads(f'{attn}.qkv', f'{ours}/attention', heads)
     # Keys have no bias in V2.
     if stage.window is None:
       biases = [
-        Rule(f'{attn}.{x[0]}_bias', f'{ours}/attention/{x}/bias', t.heads_bias(heads))
+        Rule(
+          f'{attn}.{x[0]}_bias', f'{ours}/attention/{x}/bias', rename.heads_bias(heads)
+        )
         for x in ('query', 'value')
       ]
     return table(kernels, biases)
 
   into = '{s+2}' if merge_at_end else '{s+1}'
-  head = layers.dense('head.fc', 'head')
+  head = rename.dense('head.fc', 'head')
   older = respell(head, (r'^head\.fc\.', 'head.'))
   return table(_rules(_TIMM, stages, into, projections), head, older)
 
@@ -150,19 +155,19 @@ def hf(stages: list[Stage], prefix: str) -> Table:
 
   def projections(theirs, ours, stage):
     return table(
-      layers.split_heads(
+      rename.split_heads(
         f'{theirs}.attention.self.{x}', f'{ours}/attention/{x}', stage.heads
       )
-      for x in layers.QKV
+      for x in rename.QKV
     )
 
   body = nest_rules(_rules(_HF, stages, '{s+2}', projections), prefix)
   newer = respell(
     [rule for rule in body if '.blocks.' in rule.theirs],
-    *layers.TRANSFORMERS_5,
+    *rename.TRANSFORMERS_5,
     *_NEWER,
   )
-  return table(body, newer, layers.dense('classifier', 'head'))
+  return table(body, newer, rename.dense('classifier', 'head'))
 
 
 # -- a file's stages ------------------------------------------------------------------
@@ -223,7 +228,7 @@ def infer(flat: dict) -> dict:
   return dict(
     version=2 if second else 1,
     width=width,
-    depths=layers.count_blocks(flat, 'norm1/scale'),
+    depths=rename.count_blocks(flat, 'norm1/scale'),
     num_heads=tuple(stage.heads for stage in stages),
     windows=None if second else tuple(max(stage.window) for stage in stages),
     patch_size=flat['stem/embedding/kernel'].shape[:2],
@@ -432,7 +437,7 @@ def _index_tables(flat: dict, fields: dict) -> dict[str, np.ndarray]:
 
   It gives the row of the table for a query and a key.
   """
-  arrays, depths = {}, layers.count_blocks(flat, 'norm1/scale')
+  arrays, depths = {}, rename.count_blocks(flat, 'norm1/scale')
   for s, (stage, depth) in enumerate(zip(infer_stages(flat), depths, strict=True)):
     if stage.window is None:
       return {}

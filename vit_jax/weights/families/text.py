@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.text.tokenizer import Rules
-from vit_jax.weights import configs, layers, rename
-from vit_jax.weights import transforms as t
+from vit_jax.weights import configs, rename
 from vit_jax.weights.configs import section
 from vit_jax.weights.rename import Arrays, Rule, Table, table
 
@@ -84,18 +83,18 @@ def _hf_rules(heads: int) -> Table:
   return table(
     Rule(f'{model}.embeddings.token_embedding.weight', 'embedding/embedding'),
     Rule(f'{model}.embeddings.position_embedding.weight', 'pos_embedding'),
-    layers.norm(f'{layer}.layer_norm1', f'{BLOCK}/LayerNorm_0'),
-    layers.norm(f'{layer}.layer_norm2', f'{BLOCK}/LayerNorm_1'),
+    rename.norm(f'{layer}.layer_norm1', f'{BLOCK}/LayerNorm_0'),
+    rename.norm(f'{layer}.layer_norm2', f'{BLOCK}/LayerNorm_1'),
     [
-      layers.split_heads(f'{layer}.self_attn.{x[0]}_proj', f'{ATTENTION}/{x}', heads)
-      for x in layers.QKV
+      rename.split_heads(f'{layer}.self_attn.{x[0]}_proj', f'{ATTENTION}/{x}', heads)
+      for x in rename.QKV
     ],
-    layers.merge_heads(f'{layer}.self_attn.out_proj', f'{ATTENTION}/out', heads),
-    layers.dense(f'{layer}.mlp.fc1', f'{MLP}/Dense_0'),
-    layers.dense(f'{layer}.mlp.fc2', f'{MLP}/Dense_1'),
-    layers.norm(f'{model}.final_layer_norm', 'encoder_norm'),
-    layers.dense(f'{model}.head', 'head'),
-    layers.dense('text_projection', 'head'),
+    rename.merge_heads(f'{layer}.self_attn.out_proj', f'{ATTENTION}/out', heads),
+    rename.dense(f'{layer}.mlp.fc1', f'{MLP}/Dense_0'),
+    rename.dense(f'{layer}.mlp.fc2', f'{MLP}/Dense_1'),
+    rename.norm(f'{model}.final_layer_norm', 'encoder_norm'),
+    rename.dense(f'{model}.head', 'head'),
+    rename.dense('text_projection', 'head'),
   )
 
 
@@ -136,11 +135,11 @@ def _open_clip_rules(heads: int) -> Table:
   return table(
     Rule('token_embedding.weight', 'embedding/embedding'),
     Rule('positional_embedding', 'pos_embedding'),
-    layers.openai_block('transformer.resblocks.{i}', BLOCK, heads),
-    layers.norm('ln_final', 'encoder_norm'),
+    rename.openai_block('transformer.resblocks.{i}', BLOCK, heads),
+    rename.norm('ln_final', 'encoder_norm'),
     # OpenAI computes x @ text_projection, so the array is not transposed.
     Rule('text_projection', 'head/kernel'),
-    layers.dense('text_projection', 'head'),
+    rename.dense('text_projection', 'head'),
   )
 
 
@@ -209,7 +208,7 @@ def open_clip(text: Text) -> tuple[Arrays, dict]:
 # -- big_vision -------------------------------------------------------------------------
 
 # [1, N, D] -> [N, D].
-_FIRST = t.Transform(lambda x: (x[0],), lambda xs: xs[0][None])
+_FIRST = rename.Transform(lambda x: (x[0],), lambda xs: xs[0][None])
 _BIG_VISION = table(
   Rule('Embed_0/embedding', 'embedding/embedding'),
   Rule('pos_embedding', 'pos_embedding', _FIRST),

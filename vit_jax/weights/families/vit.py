@@ -10,8 +10,7 @@ from types import MappingProxyType
 from vit_jax import models
 from vit_jax.models import timm as timm_names
 from vit_jax.models import vit_later
-from vit_jax.weights import configs, layers, timm_options
-from vit_jax.weights import transforms as t
+from vit_jax.weights import configs, rename, timm_options
 from vit_jax.weights.formats import TRAINING, Format, Writer
 from vit_jax.weights.rename import Rule, Table, table
 
@@ -31,7 +30,7 @@ def _keep_names(*names: str) -> tuple[Rule, ...]:
 RESNET = table(
   Rule('conv_root/kernel', 'conv_root/kernel'),
   [
-    Rule(name, name, t.group_norm)
+    Rule(name, name, rename.group_norm_vector)
     for name in (
       'gn_root/{rest}',
       'block{i}/unit{j}/gn{k}/{rest}',
@@ -125,7 +124,7 @@ def _variations(flat: dict, heads: int, has) -> dict:
     has: a function of a name's template that returns whether the first block has that
       parameter.
   """
-  query, key, _ = (has(f'{ATTENTION}/{name}/bias') for name in layers.QKV)
+  query, key, _ = (has(f'{ATTENTION}/{name}/bias') for name in rename.QKV)
   final = '' if has('Transformer/encoder_norm/scale') else 'none'
   final = 'pooled' if final and has('pooled_norm/scale') else final
   scale = has(f'{BLOCK}/LayerScale_0/gamma')
@@ -260,27 +259,27 @@ def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType
       'registers',
     ),
     Rule('pos_embed', POSITIONS),
-    layers.conv('patch_embed.proj', 'embedding'),
-    layers.norm('patch_embed.norm', 'embedding_norm'),
-    layers.norm('norm_pre', 'Transformer/pre_norm'),
+    rename.conv('patch_embed.proj', 'embedding'),
+    rename.norm('patch_embed.norm', 'embedding_norm'),
+    rename.norm('norm_pre', 'Transformer/pre_norm'),
     _timm_block(heads, fields),
-    layers.norm('norm', 'Transformer/encoder_norm'),
-    layers.norm('fc_norm', 'pooled_norm'),
-    layers.dense('head', 'head'),
-    layers.dense('head_dist', 'head_dist'),
+    rename.norm('norm', 'Transformer/encoder_norm'),
+    rename.norm('fc_norm', 'pooled_norm'),
+    rename.dense('head', 'head'),
+    rename.dense('head_dist', 'head_dist'),
     Rule('attn_pool.latent', f'{MAP}/probe'),
-    layers.split_heads('attn_pool.q', f'{pool}/query', pool_heads),
-    layers.fuse_heads('attn_pool.kv', pool, pool_heads, ('key', 'value')),
-    layers.merge_heads('attn_pool.proj', f'{pool}/out', pool_heads),
-    layers.norm('attn_pool.norm', f'{MAP}/LayerNorm_0'),
-    layers.dense('attn_pool.mlp.fc1', f'{MAP}/MlpBlock_0/Dense_0'),
-    layers.dense('attn_pool.mlp.fc2', f'{MAP}/MlpBlock_0/Dense_1'),
-    layers.conv(f'{root}.conv', 'conv_root'),
-    layers.norm(f'{root}.norm', 'gn_root'),
-    layers.conv(f'{stage}.conv{{k}}', f'{unit}/conv{{k}}'),
-    layers.norm(f'{stage}.norm{{k}}', f'{unit}/gn{{k}}'),
-    layers.conv(f'{stage}.downsample.conv', f'{unit}/conv_proj'),
-    layers.norm(f'{stage}.downsample.norm', f'{unit}/gn_proj'),
+    rename.split_heads('attn_pool.q', f'{pool}/query', pool_heads),
+    rename.fuse_heads('attn_pool.kv', pool, pool_heads, ('key', 'value')),
+    rename.merge_heads('attn_pool.proj', f'{pool}/out', pool_heads),
+    rename.norm('attn_pool.norm', f'{MAP}/LayerNorm_0'),
+    rename.dense('attn_pool.mlp.fc1', f'{MAP}/MlpBlock_0/Dense_0'),
+    rename.dense('attn_pool.mlp.fc2', f'{MAP}/MlpBlock_0/Dense_1'),
+    rename.conv(f'{root}.conv', 'conv_root'),
+    rename.norm(f'{root}.norm', 'gn_root'),
+    rename.conv(f'{stage}.conv{{k}}', f'{unit}/conv{{k}}'),
+    rename.norm(f'{stage}.norm{{k}}', f'{unit}/gn{{k}}'),
+    rename.conv(f'{stage}.downsample.conv', f'{unit}/conv_proj'),
+    rename.norm(f'{stage}.downsample.norm', f'{unit}/gn_proj'),
   )
 
 
@@ -294,16 +293,16 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
   return table(
     [
       (
-        layers.norm(f'{block}.norm{j + 1}', f'{BLOCK}/LayerNorm_{j}'),
+        rename.norm(f'{block}.norm{j + 1}', f'{BLOCK}/LayerNorm_{j}'),
         Rule(f'{block}.ls{j + 1}.gamma', f'{BLOCK}/LayerScale_{j}/gamma'),
         Rule(f'{block}.gamma_{j + 1}', f'{BLOCK}/LayerScale_{j}/gamma'),
       )
       for j in (0, 1)
     ],
-    layers.fuse_heads(f'{attention}.qkv', ATTENTION, heads),
+    rename.fuse_heads(f'{attention}.qkv', ATTENTION, heads),
     # If query heads share keys and values, each block has its own number of key heads.
     [
-      layers.split_heads(
+      rename.split_heads(
         f'blocks.{i}.attn.{x[0]}_proj', f'{ATTENTION.format(i=i)}/{x}', n
       )
       for i, n in enumerate(kv_heads)
@@ -311,58 +310,60 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
     ],
     [
       (
-        layers.split_heads(f'{attention}.{x[0]}_proj', f'{ATTENTION}/{x}', heads),
-        Rule(f'{attention}.{x[0]}_bias', f'{ATTENTION}/{x}/bias', t.heads_bias(heads)),
-        layers.norm(f'{attention}.{x[0]}_norm', f'{ATTENTION}/{x}_norm'),
+        rename.split_heads(f'{attention}.{x[0]}_proj', f'{ATTENTION}/{x}', heads),
+        Rule(
+          f'{attention}.{x[0]}_bias', f'{ATTENTION}/{x}/bias', rename.heads_bias(heads)
+        ),
+        rename.norm(f'{attention}.{x[0]}_norm', f'{ATTENTION}/{x}_norm'),
       )
-      for x in layers.QKV
+      for x in rename.QKV
     ],
-    layers.norm(f'{attention}.norm', f'{ATTENTION}/norm'),
-    layers.merge_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
+    rename.norm(f'{attention}.norm', f'{ATTENTION}/norm'),
+    rename.merge_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
     Rule(f'{attention}.relative_position_bias_table', f'{BLOCK}/relpos/table'),
     Rule('rel_pos_bias.relative_position_bias_table', 'Transformer/relpos/table'),
-    Rule('rope.freqs', frequencies, t.split_layers(heads)) if depth else (),
-    layers.join(f'{mlp}.fc1', GATED)
+    Rule('rope.freqs', frequencies, rename.split_layers(heads)) if depth else (),
+    rename.join(f'{mlp}.fc1', GATED)
     if fields.get('mlp') == 'swiglu'
-    else layers.dense(f'{mlp}.fc1', f'{MLP}/Dense_0'),
-    layers.dense(f'{mlp}.fc1_g', f'{MLP}/gate'),
-    layers.dense(f'{mlp}.fc1_x', f'{MLP}/Dense_0'),
-    layers.dense(f'{mlp}.fc2', f'{MLP}/Dense_1'),
-    layers.norm(f'{mlp}.norm', f'{MLP}/norm'),
+    else rename.dense(f'{mlp}.fc1', f'{MLP}/Dense_0'),
+    rename.dense(f'{mlp}.fc1_g', f'{MLP}/gate'),
+    rename.dense(f'{mlp}.fc1_x', f'{MLP}/Dense_0'),
+    rename.dense(f'{mlp}.fc2', f'{MLP}/Dense_1'),
+    rename.norm(f'{mlp}.norm', f'{MLP}/norm'),
     # Blocks with two parallel attentions, then two parallel MLPs.
     [
       (
-        layers.norm(f'{block}.attns.{j}.norm', f'{BLOCK}/LayerNorm_{j}'),
-        layers.norm(f'{block}.ffns.{j}.norm', f'{BLOCK}/LayerNorm_{j + 2}'),
+        rename.norm(f'{block}.attns.{j}.norm', f'{BLOCK}/LayerNorm_{j}'),
+        rename.norm(f'{block}.ffns.{j}.norm', f'{BLOCK}/LayerNorm_{j + 2}'),
         Rule(f'{block}.attns.{j}.ls.gamma', f'{BLOCK}/LayerScale_{j}/gamma'),
         Rule(f'{block}.ffns.{j}.ls.gamma', f'{BLOCK}/LayerScale_{j + 2}/gamma'),
-        layers.fuse_heads(f'{block}.attns.{j}.attn.qkv', number(ATTENTION, j), heads),
-        layers.merge_heads(
+        rename.fuse_heads(f'{block}.attns.{j}.attn.qkv', number(ATTENTION, j), heads),
+        rename.merge_heads(
           f'{block}.attns.{j}.attn.proj', f'{number(ATTENTION, j)}/out', heads
         ),
-        layers.dense(f'{block}.ffns.{j}.mlp.fc1', f'{number(MLP, j)}/Dense_0'),
-        layers.dense(f'{block}.ffns.{j}.mlp.fc2', f'{number(MLP, j)}/Dense_1'),
+        rename.dense(f'{block}.ffns.{j}.mlp.fc1', f'{number(MLP, j)}/Dense_0'),
+        rename.dense(f'{block}.ffns.{j}.mlp.fc2', f'{number(MLP, j)}/Dense_1'),
       )
       for j in (0, 1)
     ],
     # Parallel blocks: one projection makes the MLP's input, queries, keys and values.
-    layers.norm(f'{block}.in_norm', f'{BLOCK}/LayerNorm_0'),
+    rename.norm(f'{block}.in_norm', f'{BLOCK}/LayerNorm_0'),
     [
       Rule(
         f'{block}.in_proj.{theirs}',
-        (f'{MLP}/Dense_0/{leaf}', *(f'{ATTENTION}/{x}/{leaf}' for x in layers.QKV)),
-        t.join_mlp_and_qkv(part, heads_part(heads), fields.get('width', 0)),
+        (f'{MLP}/Dense_0/{leaf}', *(f'{ATTENTION}/{x}/{leaf}' for x in rename.QKV)),
+        rename.join_mlp_and_qkv(part, heads_part(heads), fields.get('width', 0)),
       )
       for theirs, leaf, part, heads_part in (
-        ('weight', 'kernel', t.dense, t.heads_kernel),
-        ('bias', 'bias', t.same, t.heads_bias),
+        ('weight', 'kernel', rename.dense_kernel, rename.heads_kernel),
+        ('bias', 'bias', rename.same, rename.heads_bias),
       )
     ],
     Rule(f'{block}.mlp_bias', f'{MLP}/Dense_0/bias'),
-    layers.norm(f'{block}.q_norm', f'{ATTENTION}/query_norm'),
-    layers.norm(f'{block}.k_norm', f'{ATTENTION}/key_norm'),
-    layers.merge_heads(f'{block}.attn_out_proj', f'{ATTENTION}/out', heads),
-    layers.dense(f'{block}.mlp_out_proj', f'{MLP}/Dense_1'),
+    rename.norm(f'{block}.q_norm', f'{ATTENTION}/query_norm'),
+    rename.norm(f'{block}.k_norm', f'{ATTENTION}/key_norm'),
+    rename.merge_heads(f'{block}.attn_out_proj', f'{ATTENTION}/out', heads),
+    rename.dense(f'{block}.mlp_out_proj', f'{MLP}/Dense_1'),
     Rule(f'{block}.ls.gamma', f'{BLOCK}/LayerScale_0/gamma'),
   )
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.weights import configs, layers, timm_options
-from vit_jax.weights import transforms as t
+from vit_jax.weights import configs, rename, timm_options
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import vit
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
@@ -149,14 +148,16 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
   top = lambda name: f'{"" if bare else kind.prefix}{name}'
   inside = lambda name: top(f'{names["layer"]}.{name}')
   is_table = names['positions'].endswith('.weight')
-  vector, rows = (t.vector, t.rows) if is_table else (t.same, t.same)
-  patches = t.patches(fields['patch_size']) if flat else t.conv
+  vector, rows = (
+    (rename.vector, rename.rows) if is_table else (rename.same, rename.same)
+  )
+  patches = rename.patch_kernel(fields['patch_size']) if flat else rename.conv_kernel
   bias = 'relative_position_bias'
   mlp, packed = names['mlp'], ()
   # DINOv2, whose files pack two layers into one array.
   if fields.get('mlp') == 'swiglu' and 'gate' not in kind.names:
     mlp = ('-', 'mlp.weights_out')
-    packed = layers.join(inside('mlp.weights_in'), vit.GATED)
+    packed = rename.join(inside('mlp.weights_in'), vit.GATED)
   # Name of the head -> whether it has a bias. The first rule that fits is used for writing.
   ends = {'classifier': True, 'visual_projection': False}
   ends = sorted(ends, key=lambda name: ends[name] != fields.get('head_bias', True))
@@ -166,31 +167,31 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     Rule(top(names['cls']), 'cls', vector),
     Rule(top(names['registers']), 'registers'),
     Rule(top(names['positions']), POSITIONS, rows),
-    layers.dense(top(names['patches']), 'embedding', patches),
-    layers.norm(top('embeddings.rms_norm'), 'embedding_norm'),
-    layers.norm(top('pre_layrnorm'), 'Transformer/pre_norm'),
+    rename.dense(top(names['patches']), 'embedding', patches),
+    rename.norm(top('embeddings.rms_norm'), 'embedding_norm'),
+    rename.norm(top('pre_layrnorm'), 'Transformer/pre_norm'),
     [
       (
-        layers.norm(inside(names['norms'][i]), f'{BLOCK}/LayerNorm_{i}'),
-        layers.dense(inside(mlp[i]), f'{MLP}/Dense_{i}'),
+        rename.norm(inside(names['norms'][i]), f'{BLOCK}/LayerNorm_{i}'),
+        rename.dense(inside(mlp[i]), f'{MLP}/Dense_{i}'),
         Rule(inside(names['scales'][i]), f'{BLOCK}/LayerScale_{i}/gamma'),
       )
       for i in (0, 1)
     ],
-    layers.dense(inside(names['gate']), f'{MLP}/gate'),
+    rename.dense(inside(names['gate']), f'{MLP}/gate'),
     [
-      layers.split_heads(inside(theirs), f'{ATTENTION}/{ours}', heads)
-      for theirs, ours in zip(names['qkv'], layers.QKV, strict=True)
+      rename.split_heads(inside(theirs), f'{ATTENTION}/{ours}', heads)
+      for theirs, ours in zip(names['qkv'], rename.QKV, strict=True)
     ],
-    layers.merge_heads(inside(names['out']), f'{ATTENTION}/out', heads),
+    rename.merge_heads(inside(names['out']), f'{ATTENTION}/out', heads),
     Rule(inside(f'attention.attention.{bias}.{bias}_table'), f'{BLOCK}/relpos/table'),
     Rule(top(f'encoder.{bias}.{bias}_table'), 'Transformer/relpos/table'),
-    layers.norm(top(names['last']), 'Transformer/encoder_norm'),
-    layers.norm(top('pooler.layernorm'), 'pooled_norm'),
-    layers.dense(top('pooler.dense'), 'pre_logits'),
-    layers.attention_pool(top('head'), MAP, heads),
-    [layers.dense(end, 'head') for end in ends],
-    layers.dense('distillation_classifier', 'head_dist'),
+    rename.norm(top(names['last']), 'Transformer/encoder_norm'),
+    rename.norm(top('pooler.layernorm'), 'pooled_norm'),
+    rename.dense(top('pooler.dense'), 'pre_logits'),
+    rename.attention_pool(top('head'), MAP, heads),
+    [rename.dense(end, 'head') for end in ends],
+    rename.dense('distillation_classifier', 'head_dist'),
   )
   # Names of transformers 5, which some files have.
   newer = respell(
@@ -198,7 +199,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     (rf'attention\.attention\.{bias}', bias),
     (rf'encoder\.{bias}', 'shared_position_bias'),
     (r'^layer\.', 'model.layer.'),
-    *layers.TRANSFORMERS_5,
+    *rename.TRANSFORMERS_5,
   )
   rules = table(rules, newer)
   rules = table(rules, respell(rules, (r'encoder\.layer\.', 'layers.')))

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax.weights import configs, layers, pipelines
-from vit_jax.weights import transforms as t
+from vit_jax.weights import configs, pipelines, rename
 from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.families import vit
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MAP, MLP, POSITIONS
@@ -71,20 +70,20 @@ def _facts(images: dict, image_size=None, **usual) -> Reader:
 def _swiglu(theirs: str, gate='w1', value='w2', out='w3') -> Table:
   """Makes the rules of a SwiGLU. Its first two layers may be one array, gate first."""
   return table(
-    layers.dense(f'{theirs}.{gate}', f'{MLP}/gate'),
-    layers.dense(f'{theirs}.{value}', f'{MLP}/Dense_0'),
-    layers.dense(f'{theirs}.{out}', f'{MLP}/Dense_1'),
-    layers.join(f'{theirs}.w12', vit.GATED),
+    rename.dense(f'{theirs}.{gate}', f'{MLP}/gate'),
+    rename.dense(f'{theirs}.{value}', f'{MLP}/Dense_0'),
+    rename.dense(f'{theirs}.{out}', f'{MLP}/Dense_1'),
+    rename.join(f'{theirs}.w12', vit.GATED),
   )
 
 
-def _hide_key_bias(heads: int) -> t.Transform:
+def _hide_key_bias(heads: int) -> rename.Transform:
   """Splits the biases [3 D] of q, k and v, and drops the bias of k, which a mask hides.
 
   The hidden third of a file's array may have any values, even NaN.
   """
-  joined = t.join(t.heads_bias(heads), 3)
-  return t.Transform(
+  joined = rename.join_arrays(rename.heads_bias(heads), 3)
+  return rename.Transform(
     lambda x: joined.load(x)[::2],
     lambda xs: joined.save([xs[0], np.zeros_like(xs[0]), xs[1]]),
   )
@@ -103,11 +102,11 @@ def dino(heads: int, masked: bool) -> Table:
   qkv = 'blocks.{i}.attn.qkv'
   rules = table(
     Rule(f'{qkv}.bias', bias, _hide_key_bias(heads)) if masked else (),
-    Rule(f'{qkv}.bias_mask', (), t.drop),
-    Rule('rope_embed.periods', (), t.drop),
+    Rule(f'{qkv}.bias_mask', (), rename.drop),
+    Rule('rope_embed.periods', (), rename.drop),
     Rule('storage_tokens', 'registers'),
     Rule('register_tokens', 'registers'),
-    layers.norm('cls_norm', 'Transformer/cls_norm'),
+    rename.norm('cls_norm', 'Transformer/cls_norm'),
     _swiglu('blocks.{i}.mlp'),
     vit.timm(heads),
   )
@@ -122,19 +121,19 @@ def _dino_rules(arrays: Arrays, facts: Facts) -> Table:
 def clip(heads: int) -> Table:
   """Makes the rules of CLIP's and open_clip's image tower."""
   return table(
-    Rule('class_embedding', 'cls', t.vector),
-    Rule('positional_embedding', POSITIONS, t.rows),
-    layers.conv('conv1', 'embedding'),
-    layers.norm('ln_pre', 'Transformer/pre_norm'),
-    layers.norm('ln_post', 'Transformer/encoder_norm'),
+    Rule('class_embedding', 'cls', rename.vector),
+    Rule('positional_embedding', POSITIONS, rename.rows),
+    rename.conv('conv1', 'embedding'),
+    rename.norm('ln_pre', 'Transformer/pre_norm'),
+    rename.norm('ln_post', 'Transformer/encoder_norm'),
     Rule('proj', 'head/kernel'),
-    layers.openai_block('transformer.resblocks.{i}', BLOCK, heads),
+    rename.openai_block('transformer.resblocks.{i}', BLOCK, heads),
   )
 
 
 def perception(heads: int, map_heads: int) -> Table:
   """Makes the rules of the Perception Encoder: CLIP's names, and attention pooling."""
-  pool = layers.attention_pool('attn_pool', MAP, map_heads)
+  pool = rename.attention_pool('attn_pool', MAP, map_heads)
   names = (r'attention', 'attn'), (r'fc1', 'c_fc'), (r'fc2', 'c_proj')
   return table(clip(heads), respell(pool, *names), pool)
 
@@ -142,10 +141,10 @@ def perception(heads: int, map_heads: int) -> Table:
 def eva(heads: int) -> Table:
   """Makes the rules of EVA-01, EVA-02 and the image towers of EVA-CLIP."""
   return table(
-    Rule('rope.freqs_{rest}', (), t.drop),
-    Rule('blocks.{i}.attn.rope.freqs_{rest}', (), t.drop),
-    layers.norm('blocks.{i}.attn.inner_attn_ln', f'{ATTENTION}/norm'),
-    layers.norm('blocks.{i}.mlp.ffn_ln', f'{MLP}/norm'),
+    Rule('rope.freqs_{rest}', (), rename.drop),
+    Rule('blocks.{i}.attn.rope.freqs_{rest}', (), rename.drop),
+    rename.norm('blocks.{i}.attn.inner_attn_ln', f'{ATTENTION}/norm'),
+    rename.norm('blocks.{i}.mlp.ffn_ln', f'{MLP}/norm'),
     _swiglu('blocks.{i}.mlp'),
     vit.timm(heads),
   )
@@ -171,7 +170,7 @@ def plain(heads: int) -> Table:
 
 def trunk(heads: int) -> Table:
   """Makes the rules of a timm model that is the image tower of open_clip."""
-  return table(nest_rules(vit.timm(heads), 'trunk.'), layers.dense('head.proj', 'head'))
+  return table(nest_rules(vit.timm(heads), 'trunk.'), rename.dense('head.proj', 'head'))
 
 
 # -- fields ---------------------------------------------------------------------------
