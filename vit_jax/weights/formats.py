@@ -142,10 +142,10 @@ class Format:
     """The name of the format that is written, one of `export.TO`."""
     return 'google' if self.name in ('bit', 'big_vision') else self.name
 
-  def complete_facts(
+  def parse(
     self, arrays: Arrays, facts: Facts, usual: Fields, given: Fields
-  ) -> Facts:
-    """Adds to the facts the fields in `needs`, and those that `tells` reads from the arrays.
+  ) -> _Parsed:
+    """Infers the model from the names and shapes of arrays, without reading the arrays.
 
     Args:
       usual: fields that follow from the model's name. All other fields win over them.
@@ -154,19 +154,16 @@ class Format:
     Raises:
       ValueError: if a field in `needs` remains unknown.
     """
-    fields = {key: usual[key] for key in self.needs if key in usual}
-    fields |= self.tells(arrays) | facts.fields
-    fields |= {key: given[key] for key in self.needs if key in given}
-    if missing := [key for key in self.needs if key not in fields]:
+    known = {key: usual[key] for key in self.needs if key in usual}
+    known |= self.tells(arrays) | facts.fields
+    known |= {key: given[key] for key in self.needs if key in given}
+    if missing := [key for key in self.needs if key not in known]:
       sized = "variant='B/16' or " if missing == ['num_heads'] else ''
       raise ValueError(
         f"neither arrays nor the file's name give {' and '.join(missing)}: pass {sized}"
         f'{", ".join(f"{key}=..." for key in missing)}, or keep the published name'
       )
-    return facts._replace(fields=fields)
-
-  def parse(self, arrays: Arrays, facts: Facts) -> _Parsed:
-    """Infers the model from the names and shapes of arrays, without reading the arrays."""
+    facts = facts._replace(fields=known)
     # Zeros that take no memory. Transforms reshape them like the arrays themselves.
     zeros = {
       n: np.broadcast_to(np.zeros((), x.dtype), x.shape) for n, x in arrays.items()
@@ -203,8 +200,7 @@ class Format:
     arrays = rename.to_theirs(flat, rules) | self.writer.buffers(flat, fields)
     format, parameters, _ = detect(arrays, config)
     facts = format.facts(readers.drop_nulls(config), '')
-    facts = facts._replace(fields=format.tells(parameters) | facts.fields)
-    again = format.parse(parameters, facts).fields
+    again = format.parse(parameters, facts, usual={}, given={}).fields
     self._check_equal(fields, models.build(self.family, **again).fields())
     return arrays, config
 

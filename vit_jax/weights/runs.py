@@ -96,8 +96,8 @@ class _RunHeader(Header):
 
     The caller compares their fingerprints with those in the checkpoint.
     """
-    # Imported late, because `reading` imports this module.
-    from vit_jax.weights import reading
+    # Imported late, because `loading` imports this module.
+    from vit_jax.weights import loading
 
     moved = self.weights
     if not names:
@@ -108,8 +108,8 @@ class _RunHeader(Header):
       return {}
     section = self.config['weights'] | ({'source': moved} if moved else {})
     try:
-      header = reading.from_section(**section)
-      taken, _ = reading.fit_section(header, section, self.model, self.image_size)
+      header = loading.from_section(**section)
+      taken, _ = loading.fit_section(header, section, self.model, self.image_size)
       return taken
     except UserError as error:
       raise UserError(
