@@ -9,7 +9,7 @@ import optax
 
 from vit_jax import sharding
 from vit_jax.checkpoint import checkpoints
-from vit_jax.train.state import State
+from vit_jax.train.step import State
 
 # bf16 moments, masked and empty optax containers, as real optimizers store them.
 TX = optax.chain(

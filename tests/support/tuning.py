@@ -8,8 +8,7 @@ import numpy as np
 
 from tests.support import GOLDEN, runs
 from vit_jax import models, sharding, tasks, trees, tune, weights
-from vit_jax.train.state import init_state
-from vit_jax.train.step import make_step
+from vit_jax.train.step import init_state, make_step
 
 BLOCK = 'tune/Transformer/encoderblock_{}'
 # Methods of the reference, and none.

@@ -11,8 +11,7 @@ import pytest
 
 from vit_jax import models, optim, sharding, trees
 from vit_jax.tasks.classify import Classify
-from vit_jax.train.state import init_state
-from vit_jax.train.step import gradients, make_step, zero_masked
+from vit_jax.train.step import gradients, init_state, make_step, zero_masked
 
 SPEC = {
   'image': jax.ShapeDtypeStruct((16, 16, 16, 3), jnp.float32),

@@ -36,8 +36,8 @@ DTYPES = ('float32', 'bfloat16', 'float16')
 def family(name: str, variant: str | None = None, **fields):
   """Returns the `Family` of the model that `build` returns for these arguments."""
   name, fields = resolve(name, variant, **fields)
-  inside = fields.get('backbone')
-  return MODELS[name].around(family(**inside)) if inside else MODELS[name]
+  facts, inside = _facts(name), fields.get('backbone')
+  return facts.around(family(**inside)) if inside else facts
 
 
 def _facts(name: str):

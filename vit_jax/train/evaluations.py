@@ -12,7 +12,7 @@ from vit_jax.check import prefix_errors
 from vit_jax.errors import Preempted, UserError
 from vit_jax.evaluators import class_match, predictions
 from vit_jax.train import metrics
-from vit_jax.train.state import State
+from vit_jax.train.step import State
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,11 @@ from vit_jax.errors import UserError, choose, did_you_mean
 from vit_jax.train import loggers, metrics
 from vit_jax.weights import formats, zoo
 
+# Rules for sections that name an entry of a table, for the checks below.
+_MODEL = Named(models, variant=str | None)
+_TASK = Named(tasks.TASKS)
+_EVALUATION = Named(evaluators.EVALUATORS, 'type', every=Period | None, use_ema=bool)
+
 
 def check_model(where: str, section: dict, config: dict) -> None:
   """Checks the fields of a model, and of the models within it.
@@ -32,14 +37,14 @@ def check_model(where: str, section: dict, config: dict) -> None:
   entry = zoo.ENTRIES.get((config.get('weights') or {}).get('source', ''))
   named = {'name': entry.model} if entry else {}
   if 'name' in section or entry or not config.get('weights'):
-    Named(models, variant=str | None)(where, named | section, config)
+    _MODEL(where, named | section, config)
   for key, value in section.items():
     if isinstance(value, dict):
       check_model(f'{where}.{key}', value, {})
 
 
 def _check_task(where: str, section: dict, config: dict) -> None:
-  Named(tasks.TASKS)(where, section, config)
+  _TASK(where, section, config)
   if name := config.get('model', {}).get('name'):
     with prefix_errors(where):
       tasks.check_outputs(section['name'], name, models.family(name))
@@ -69,8 +74,7 @@ def _check_evaluation(where: str, section: dict, evals: dict) -> None:
       f"{where} lacks 'type'. The other evaluations are {others}."
       f'{did_you_mean(name, others)}'
     )
-  keys = {'every': Period | None, 'use_ema': bool}
-  Named(evaluators.EVALUATORS, 'type', **keys)(where, section, evals)
+  _EVALUATION(where, section, evals)
 
 
 _CHECKPOINT = Section(

@@ -17,8 +17,7 @@ from vit_jax import models, optim, sharding, tasks, trees, tune
 from vit_jax.check import prefix_errors
 from vit_jax.errors import OutOfMemory
 from vit_jax.train import flops, runtime
-from vit_jax.train.state import State, init_state
-from vit_jax.train.step import make_step
+from vit_jax.train.step import State, init_state, make_step
 
 
 class Trainer:

@@ -87,9 +87,10 @@ def _frozen_norms(backbone: Backbone, rules: Rules) -> tuple[str, ...]:
 
 def build(method: str = 'full', **options) -> Method:
   """Returns the method of a `tune` section; takes the same arguments as `attach`."""
-  bind('config.tune', options, METHODS.signature(method))
+  cls = METHODS[method]
+  bind('config.tune', options, cls)
   options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-  return METHODS[method](**options)
+  return cls(**options)
 
 
 def is_added(name: str) -> bool:
