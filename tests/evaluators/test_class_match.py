@@ -68,7 +68,10 @@ def test_folders_named_by_number_are_not_sorted_as_text():
   result = match(names, Classes(None, 1000), class_map='imagenet1k')
   np.testing.assert_array_equal(result.columns, numbers)
   # Ten are in the order of their numbers.
-  assert class_match.match(data(list('0123456789')), Classes(None, 10)) == (None, '')
+  assert match(list('0123456789'), Classes(None, 10)).one_to_one
+  assert match(
+    list('0123456789'), Classes([f'class {i}' for i in range(10)], 10)
+  ).one_to_one
 
 
 def test_data_with_all_ids_has_the_same_classes():
@@ -104,6 +107,15 @@ def test_the_validation_set_on_the_classes_of_another():
   assert result.right.any(1).sum() == 200  # images of the other 800 are left out
 
 
+def test_a_name_of_imagenet_is_the_class_of_its_id():
+  # Of two cranes, only ids tell which is meant.
+  names = ['tench, Tinca tinca', 'zebra', 'n02012849']
+  result = match(names, Classes([IDS[340], 'n02012849', IDS[0], 'cat'], 4))
+  np.testing.assert_array_equal(result.right.argmax(1), [2, 0, 1])
+  with pytest.raises(UserError, match=naming("'crane'")):
+    match(['zebra', 'crane'], IMAGENET)
+
+
 # --- any classes --------------------------------------------------------------------
 
 ANIMALS = Classes(['cat', 'dog', 'eel'], 3)
@@ -122,7 +134,7 @@ def test_names_of_a_part_are_matched_and_all_can_be_predicted():
 @pytest.mark.parametrize(
   ('names', 'number', 'model', 'options', 'remark'),
   [
-    (['a', 'b', 'c'], 3, ANIMALS, {}, 'number'),
+    (['a', 'b', 'c'], 3, ANIMALS, {'class_map': 'number'}, ''),
     (None, 3, ANIMALS, {}, ''),
     (['a', 'b', 'c'], 3, Classes(None, 3), {}, ''),
     (None, 2, ANIMALS, {}, 'first'),
@@ -142,12 +154,13 @@ REFUSED = [
   (['cat', 'dgo', 'eel'], ANIMALS, {}, ('"dog"',)),
   (['n01440764', 'n00000001'], IMAGENET, {}, ("'n00000001'",)),
   (['n01440764', 'n00007846'], IMAGENET, {}, ("'n00007846'", 'person')),
-  (list('0123456789'), IMAGENET, {}, ('10', '1000')),  # '7' is not ImageNet's class 7
+  (list('0123456789'), IMAGENET, {}, ("'0'", '1,000')),  # '7' is not ImageNet's class 7
   (IDS, IMAGENET21K, {}, ("'n04399382'", 'teddy', '1', 'known')),
   (IDS_A, Classes(None, 1000), {}, ('1000', 'class_map')),
   (IDS, Classes(None, 21_843), {}, ('21843', 'class_map')),
   (IDS[:2], Classes(IDS[2:4], 2), {}, (IDS[0], 'tench')),
   (['a', 'b'], ANIMALS, {}, ('2', '3')),
+  (['a', 'b', 'c'], ANIMALS, {}, ("'a'", "'number'")),  # no guess by number
   (['a', 'b', 'c', 'd'], ANIMALS, {}, ('4', '3')),
   (['a', 'b', 'c'], ANIMALS, {'class_map': 'name'}, ("'a'",)),
   (None, ANIMALS, {'class_map': 'name'}, ('name its classes',)),
@@ -159,7 +172,8 @@ REFUSED = [
     ('imagenet1k', '1,000', '10'),
   ),
   (['cat'], ANIMALS, {'class_map': 'nmae'}, ("'nmae'", '"name"')),
-  (['a', 'b', 'c'], ANIMALS, {'among': 'data'}, ('data', 'number')),
+  (['a', 'b', 'c'], ANIMALS, {'among': 'data'}, ("'a'", "'number'")),
+  (None, ANIMALS, {'among': 'data'}, ('data', 'number')),
   (['cat'], ANIMALS, {'among': 'imagenet_b'}, ("'imagenet_b'", '"imagenet_r"')),
   (['x'], Classes(['x'], 1), {'among': 'imagenet_a'}, ('imagenet_a', 'n01498041')),
 ]

@@ -18,9 +18,11 @@ from vit_jax.weights import zoo
 
 
 def test_the_lists_are_the_published_ones():
-  for name, (_, number) in imagenet.LISTS.items():
+  for name, row in imagenet.LISTS.items():
     ids = imagenet.wordnet_ids(name)
-    assert len(ids) == len(set(ids)) == len(imagenet.class_names(name)) == number
+    assert len(ids) == len(set(ids)) == len(imagenet.class_names(name)) == row.number
+    if row.test_set:
+      assert {*ids} < {*imagenet.wordnet_ids('imagenet1k')}
     assert ids == sorted(ids)
   # Indices that ImageNet-1k models are known by, the last and two in between.
   names = vit_jax.class_names('imagenet1k')

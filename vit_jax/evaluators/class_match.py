@@ -3,8 +3,13 @@
 The two lists may differ in length and order. ImageNet-A and -R have 200 of ImageNet's 1,000
 classes, ImageNet-V2 names its folders by number, a head of ImageNet-21k has more classes
 than ImageNet-1k, and a class of ObjectNet stands for several classes of ImageNet.
+
+Classes are looked up by a key: the WordNet id where a name has one in `imagenet`, else the
+name itself. The user has to say how to match classes that have neither in common.
 """
 
+import collections
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -78,12 +83,12 @@ def match(
       'number': by number, class 0 with class 0.
       One of `imagenet.LISTS`: by WordNet id, for a model without class names that has the
       classes of this list.
-      A JSON file: see `_match_by_file`.
-      None: by WordNet id or name or, if no name matches, by number.
+      A JSON file: see `_read_map`.
+      None: by WordNet id or name or, if the names of a side are unknown, by number.
     among: the classes of the model that may be predicted: 'data' for those that the data
-      has, 'all', or one of `imagenet.LISTS`. None: 'data' if the data has a part of the
-      model's classes, matched by WordNet id; 'imagenet_a' or 'imagenet_r' for the TFDS
-      data sets of these names, which declare all 1,000 classes; otherwise 'all'.
+      has, 'all', or one of `imagenet.LISTS`. None: the list of a test set of TFDS that has
+      one in `imagenet.LISTS`; 'data' if the data has a part of the model's classes, matched
+      by WordNet id; otherwise 'all'.
 
   Returns:
     (the match, a remark or ''). The match is None if the classes are the same, or if they
@@ -94,27 +99,26 @@ def match(
   if among is not None:
     check_among('among', among)
   if class_map in imagenet.LISTS:
-    number = imagenet.LISTS[class_map][1]
+    number = imagenet.LISTS[class_map].number
     if model.number != number:
       raise UserError(
         f'class_map={class_map!r} has {number:,} classes, but the model has '
         f'{model.number:,}.'
       )
     model, class_map = Classes(imagenet.wordnet_ids(class_map), number), NAME
-  if declared := re.match(r'tfds:(?:.*/)?(imagenet_[ar])\b', source.name):
-    among = among or declared[1]
-  names, rows, remark = source.class_names, None, ''
-  n = len(names or ())
-  same = names and model.names and ids(names) == ids(model.names[:n])
-  # The classes of the data are the first classes of the model, and its others have no names.
-  if class_map is None and same and not any(model.names[n:]):
-    if among in (None, DATA, ALL):
-      return None, ''
-    class_map = NAME
+  scheme, *words = re.split(r'[:/]', source.name)
+  lists = [name for name, x in imagenet.LISTS.items() if x.test_set in words]
+  if scheme == 'tfds' and lists:
+    among = among or lists[0]
+  names, restricted = source.class_names, among not in (None, DATA, ALL)
+  if class_map is None and not restricted and _are_same(names, model.names):
+    return None, ''
   if class_map in (None, NAME, KNOWN):
-    rows, remark = _match_by_name(source.name, names, model, class_map)
-  elif class_map != NUMBER:
-    rows, remark = _match_by_file(class_map, source.name, names, model)
+    rows, remark = _look_up(source, model, class_map)
+  elif class_map == NUMBER:
+    rows, remark = None, _compare_numbers(source, model, explicit=True)
+  else:
+    rows, remark = _read_map(class_map, source, model)
     among = among or ALL
   if rows is None:
     if among not in (None, ALL):
@@ -122,88 +126,76 @@ def match(
         f'among={among!r} needs classes with names, but those of {source.name} are compared '
         f'with the model by number.{_hint(model)}'
       )
-    return None, _match_by_number(source, model, class_map == NUMBER)
-  partly = are_ids(ids(names)) and len(rows) < model.number
+    return None, remark
+  partly = _are_ids(ids(names)) and len(rows) < model.number
   return _build_match(
     rows, model, among or (DATA if partly else ALL), remark, source.name
   )
 
 
+def _are_same(names, model_names) -> bool:
+  """Whether a model has the classes of the data first, and does not name any others."""
+  n = len(names or ())
+  same = names and model_names and ids(names) == ids(model_names[:n])
+  return bool(same) and not any(model_names[n:])
+
+
 def _hint(model: Classes) -> str:
   """Suggests the list of ImageNet that has as many classes as the model, or returns ''."""
-  for name, (_, number) in imagenet.LISTS.items():
-    if number == model.number:
+  for name, row in imagenet.LISTS.items():
+    if row.number == model.number:
       return f' class_map={name!r} says that the model has the classes of that list.'
   return ''
 
 
-def _match_by_name(source, names, model, how: str | None) -> tuple[list | None, str]:
-  """Matches classes by WordNet id or name; `how` is 'name', 'known' or None, see `match`.
+def _look_up(source, model: Classes, how: str | None) -> tuple[list | None, str]:
+  """Looks up the classes of the data among the model's; `how` is 'name', 'known' or None.
 
   Returns:
-    ([[class of the model] for each class of the data], a remark); (None, '') if no name
-    matches and `how` is None.
+    ([[class of the model] for each class of the data], a remark); None in place of the list
+    if the classes are compared by number.
 
   Raises:
-    UserError: if only some of the names match and `how` is not 'known', or if none match
-      and `how` is 'name' or 'known'.
+    UserError: if the model lacks a class and `how` is not 'known', or lacks all of them, or
+      if `how` is given and the names of a side are unknown.
   """
-  numbered = _numbers(names or (), model.number)
-  if names is None or model.names is None:
-    if how is not None:
-      owner = source if names is None else 'the model'
-      raise UserError(f'class_map: {owner} does not name its classes.{_hint(model)}')
-    return numbered
-  ways = []
-  for read in (ids, words):
-    theirs = read(names)
-    places = find_indices(theirs, read(model.names))
-    missing = [name for name, i in zip(theirs, places, strict=True) if i is None]
-    ways.append((missing, places, 'WordNet id' if are_ids(theirs) else 'name'))
-  missing, places, kind = min(ways, key=lambda way: len(way[0]))
-  rows, n = [[] if i is None else [i] for i in places], len(names)
+  names, K = source.class_names or (), model.number
+  n, named = len(names), source.class_names is not None and model.names is not None
+  if how is not None and not named:
+    owner = 'the model' if source.class_names is not None else source.name
+    raise UserError(f'class_map: {owner} does not name its classes.{_hint(model)}')
+  places = find_indices(_keys(names), _keys(model.names)) if named else [None] * n
+  missing = [name for name, i in zip(names, places, strict=True) if i is None]
+  numbers = [int(name) for name in names if name.isdecimal()]
+  if len(missing) == n == K and sorted(numbers) == list(range(K)):
+    # Folders are sorted as text: '0', '1', '10', '2'.
+    return [[i] for i in numbers], 'The names of the classes are numbers of the model.'
+  if not named:
+    return None, _compare_numbers(source, model)
+  kind = 'WordNet id' if _are_ids(ids(names)) else 'name'
+  remark = (
+    f'Classes are matched by {kind}: {n - len(missing):,} of {n:,} are in the model.'
+  )
+  if how == KNOWN and 0 < len(missing) < n:
+    remark += f' Others are left out: {", ".join(map(_describe, missing[:3]))}.'
+    missing = []
   if not missing:
-    which = f"the data has {n:,} of the model's {model.number:,}"
-    if n == model.number:
-      which = 'they are the same' if places == sorted(places) else 'their order differs'
-    return rows, f'Classes are matched by {kind}: {which}.'
-  if how == KNOWN and len(missing) < n:
-    return rows, (
-      f'Classes are matched by {kind}; {len(missing):,} of {n:,}, which the model lacks, '
-      f'are left out: {", ".join(map(describe_class, missing[:3]))}.'
-    )
-  if len(missing) == n:
-    if numbered[0] is not None:
-      return numbered
-    if how is None and not (are_ids(ids(names)) and are_ids(ids(model.names))):
-      return None, ''
+    return [[] if i is None else [i] for i in places], remark
   raise UserError(
-    f'{source}: the model has no class {describe_class(missing[0])}, one of {len(missing):,} of '
-    f"{n:,}; set class_map='known' to leave them out, 'number', or a FILE that maps them."
-    f'{did_you_mean(missing[0], model.names)}'
+    f'{source.name}: the model, of {K:,} classes, has no class {_describe(missing[0])}, one '
+    f"of {len(missing):,} of {n:,}; set class_map='known' to leave them out, 'number', or a "
+    f'FILE that maps them.{did_you_mean(missing[0], model.names)}'
   )
 
 
-def _numbers(names: Sequence[str], number: int) -> tuple[list | None, str]:
-  """Matches class names that are numbers in another order, such as '0', '1', '10', '2'.
-
-  Returns the same as `_match_by_name`.
-  """
-  values = [int(name) for name in names if name.isdecimal()]
-  ordered = list(range(number))
-  if len(names) != number or sorted(values) != ordered or values == ordered:
-    return None, ''
-  return [[i] for i in values], "The data names its classes by the model's numbers."
-
-
-def _match_by_file(path: str, source, names, model: Classes) -> tuple[list, str]:
+def _read_map(path: str, source, model: Classes) -> tuple[list, str]:
   """Matches classes by a JSON file {"class of the data": [classes of the model]}.
 
   The classes of the model are WordNet ids, names or numbers. Images of a class with [] are
-  left out. Returns the same as `_match_by_name`.
+  left out. Returns the same as `_look_up`.
   """
-  if names is None:
-    raise UserError(f'class_map: {source} does not name its classes.')
+  if (names := source.class_names) is None:
+    raise UserError(f'class_map: {source.name} does not name its classes.')
   try:
     table = json.loads(Path(path).expanduser().read_text(encoding='utf-8'))
     check_type(path, table, dict[str, list[str | int]])
@@ -213,26 +205,26 @@ def _match_by_file(path: str, source, names, model: Classes) -> tuple[list, str]
     ) from None
   if missing := [name for name in names if name not in table]:
     raise UserError(
-      f'{path} lacks the class {missing[0]!r} of {source}, one of {len(missing):,}; give '
-      '[] for classes to leave out.'
+      f'{path} lacks the class {missing[0]!r} of {source.name}, one of {len(missing):,}; '
+      'give [] for classes to leave out.'
     )
   places: dict = {i: i for i in range(model.number)}
-  for read in (words, ids):
+  for read in (list, _keys):
     places |= {name: i for i, name in enumerate(read(model.names or ()))}
   for value in (value for name in names for value in table[name]):
     if value not in places:
       raise UserError(
-        f'{path}: the model has no class {describe_class(str(value))} among its '
+        f'{path}: the model has no class {_describe(str(value))} among its '
         f'{model.number:,}.{_hint(model)}'
       )
   rows = [[places[value] for value in table[name]] for name in names]
   if not any(rows):
-    raise UserError(f'{path} leaves out all classes of {source}.')
+    raise UserError(f'{path} leaves out all classes of {source.name}.')
   mapped = sum(map(bool, rows))
   return rows, f'{mapped:,} of {len(rows):,} classes are mapped by {path}.'
 
 
-def _match_by_number(source, model: Classes, explicit: bool) -> str:
+def _compare_numbers(source, model: Classes, explicit: bool = False) -> str:
   """Returns a remark on classes that are compared by number, or ''.
 
   Raises:
@@ -240,20 +232,15 @@ def _match_by_number(source, model: Classes, explicit: bool) -> str:
       names and the comparison is not `explicit`.
   """
   names, k, K = source.class_names, source.num_classes, model.number
-  if k is not None and (k > K or (k < K and names and not explicit)):
+  if k is None or k == K:
+    return ''
+  if k > K or (names and not explicit):
     raise UserError(
       f'{source.name} has {k} classes, but the model has {K}: choose other data, set '
       'class_map, or train a head: vit_jax train --config=finetune:weights=SOURCE.'
       f'{"" if model.names or k > K else _hint(model)}'
     )
-  if names and model.names and not explicit:
-    return (
-      f'Note: the model names its classes {list(model.names)[:3]}..., the data '
-      f'{list(names)[:3]}...; they are compared by number.'
-    )
-  if k is not None and k < K:
-    return f"The data's {k:,} classes are compared with the first of the model's {K:,}."
-  return ''
+  return f"The data's {k:,} classes are compared with the first of the model's {K:,}."
 
 
 def _build_match(
@@ -279,7 +266,7 @@ def _build_match(
     columns = [i for i in places if i is not None]
     if missing and (all(rows) or not columns):
       raise UserError(
-        f'among={among!r}: the model has no class {describe_class(missing[0])}.{_hint(model)}'
+        f'among={among!r}: the model has no class {_describe(missing[0])}.{_hint(model)}'
       )
   right = full[:, columns]
   if not right.any():
@@ -294,8 +281,8 @@ def _build_match(
 
 def find_list(names: Sequence[str]) -> str | None:
   """Finds the list of `imagenet.LISTS` that has these ids, or nearly these names, in order."""
-  for name, (_, number) in imagenet.LISTS.items():
-    if len(names) == number:
+  for name, row in imagenet.LISTS.items():
+    if len(names) == row.number:
       exact = imagenet.is_wordnet_id(names[0])
       ours = imagenet.wordnet_ids(name) if exact else imagenet.class_names(name)
       same = np.mean([a == b for a, b in zip(names, ours, strict=True)])
@@ -310,12 +297,21 @@ def ids(names: Sequence[str]) -> list[str]:
   return imagenet.wordnet_ids(name) if name else list(names)
 
 
-def words(names: Sequence[str]) -> list[str]:
-  """Replaces WordNet ids by names in words."""
-  return [imagenet.describe(name) or name for name in names]
+def _keys(names: Sequence[str]) -> list[str]:
+  """Returns the WordNet id of each name that has one, else the name itself."""
+  return [_ids_of_lemmas().get(name, name) for name in ids(names)]
 
 
-def are_ids(names: Sequence[str] | None) -> bool:
+@functools.cache
+def _ids_of_lemmas() -> dict[str, str]:
+  """Returns {lemmas: WordNet id} for lemmas that only one class of ImageNet has."""
+  every = imagenet.class_names('imagenet21k')
+  counts = collections.Counter(every)
+  pairs = zip(every, imagenet.wordnet_ids('imagenet21k'), strict=True)
+  return {name: synset for name, synset in pairs if counts[name] == 1}
+
+
+def _are_ids(names: Sequence[str] | None) -> bool:
   """Whether there are names, and all of them are WordNet ids."""
   return bool(names) and all(map(imagenet.is_wordnet_id, names))
 
@@ -328,7 +324,7 @@ def find_indices(names: Sequence[str], among: Sequence[str]) -> list[int | None]
   return [places.get(name) for name in names]
 
 
-def describe_class(name: str) -> str:
+def _describe(name: str) -> str:
   """Formats the name of a class for a message, with the words of a WordNet id."""
   described = imagenet.describe(name)
   return f'{name!r} ({described})' if described else repr(name)

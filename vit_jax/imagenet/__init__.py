@@ -1,8 +1,9 @@
 """The classes of ImageNet: their WordNet ids in the order of published heads, and names.
 
-`synsets.json` has a row for each WordNet id: the lists that contain it, one letter for each
-list, and its lemmas. Every list is in ascending order of its ids. Lists and lemmas are facts
-from timm 1.0.31 (timm/data/_info, Apache-2.0), whose 21,843 ids are those of
+`lists.json` has the published lists of classes, with the test sets and the tags of weights
+that each belongs to. `synsets.json` has a row for each WordNet id: the marks of the lists
+that contain it, and its lemmas. Every list is in ascending order of its ids. Lists and lemmas
+are facts from timm 1.0.31 (timm/data/_info, Apache-2.0), whose 21,843 ids are those of
 gs://bit_models/imagenet21k_wordnet_ids.txt. The lemmas are from WordNet 3.0, Princeton
 University.
 
@@ -15,40 +16,40 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from vit_jax.errors import choose
 
-# {name: (letter that marks its classes in synsets.json, number of classes)}.
-LISTS = {
-  # ILSVRC 2012.
-  'imagenet1k': ('1', 1_000),
-  # The classes of Google's published heads: ViT, AugReg, Mixer, BiT, FlexiViT.
-  'imagenet21k': ('G', 21_843),
-  # The release of autumn 2011.
-  'imagenet22k': ('F', 21_841),
-  # timm's selection from imagenet22k.
-  'imagenet12k': ('T', 11_821),
-  # The selection of arXiv 2104.10972 from the release of autumn 2011.
-  'imagenet21k_miil': ('P', 11_221),
-  # The selection by the same method from the release of winter 2021.
-  'imagenet21k_miil_winter21': ('W', 10_450),
-  # Two test sets, whose classes are among those of imagenet1k: natural adversarial examples
-  # (arXiv 1907.07174) and renditions (arXiv 2006.16241).
-  'imagenet_a': ('A', 200),
-  'imagenet_r': ('R', 200),
-}
+
+class _List(NamedTuple):
+  """A published list of classes, a row of lists.json."""
+
+  about: str
+  mark: str  # the letter that marks its classes in synsets.json
+  number: int  # number of classes
+  # Last words of the tags of weights with a head for these classes, as in timm's
+  # 'augreg_in21k_ft_in1k'.
+  tags: Sequence[str] = ()
+  # The data set of TFDS whose images have only these classes, though it declares more.
+  test_set: str | None = None
+
+
+def _read(file: str) -> dict:
+  return json.loads(Path(__file__).with_name(file).read_text(encoding='utf-8'))
+
+
+LISTS = {name: _List(**row) for name, row in _read('lists.json').items()}
 
 
 @functools.cache
 def _synsets() -> dict[str, tuple[str, str]]:
-  path = Path(__file__).with_name('synsets.json')
-  return {k: tuple(v) for k, v in json.loads(path.read_text(encoding='utf-8')).items()}
+  return {k: tuple(v) for k, v in _read('synsets.json').items()}
 
 
 def wordnet_ids(name: str) -> list[str]:
   """Returns the WordNet ids of one of LISTS, in the order of its classes."""
-  letter, _ = choose('list of classes', name, LISTS)
-  return [synset for synset, (lists, _) in _synsets().items() if letter in lists]
+  mark = choose('list of classes', name, LISTS).mark
+  return [synset for synset, (marks, _) in _synsets().items() if mark in marks]
 
 
 def class_names(name: str) -> list[str]:
@@ -72,7 +73,7 @@ def is_wordnet_id(name: str) -> bool:
 
 def list_of(names: Sequence[str]) -> str | None:
   """Finds the one of LISTS that has exactly these names in this order, or returns None."""
-  for name, (_, number) in LISTS.items():
-    if len(names) == number and list(names) == class_names(name):
+  for name, row in LISTS.items():
+    if len(names) == row.number and list(names) == class_names(name):
       return name
   return None

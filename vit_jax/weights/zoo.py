@@ -42,32 +42,21 @@ ENTRIES = {entry.name: entry for entry in _entries()}
 
 # -- classes and licences -------------------------------------------------------------
 
-# The last word of a timm tag, such as 'augreg_in21k_ft_in1k', or of `Entry.data` names the
-# data set that a head is for. Here it maps to the lists of class names in `imagenet`, which
-# differ in their number of classes.
-_DATA = {
-  'in1k': ('imagenet1k',),
-  'in12k': ('imagenet12k',),
-  'in21k': ('imagenet21k', 'imagenet21k_miil'),
-  'in22k': ('imagenet22k',),
-  'i1k': ('imagenet1k',),
-  'i21k': ('imagenet21k',),
-}
-
 
 def find_class_names(source: str, path: Path, config: dict, classes: int | None):
   """Returns the names of a head's classes; None if no publisher says which data it is for.
 
   timm's folders are recognised by the tag in their config. Google's files have no config, so
-  they are recognised by the name in the zoo, the URL or the file's name.
+  they are recognised by the name in the zoo, the URL or the file's name. The last word of a
+  tag, or of `Entry.data`, names the data set that the head is for.
   """
   if config:
     tag = _read_pretrained_cfg(config).get('tag') or config.get('architecture')
     words = [re.split(r'[_.]', str(tag or ''))[-1]]
   else:
     words = [e.data.split()[-1] for e in _find_entries(source, path) if e.classes]
-  for name in (name for word in words for name in _DATA.get(word, ())):
-    if classes == imagenet.LISTS[name][1]:
+  for name, row in imagenet.LISTS.items():
+    if classes == row.number and not {*words}.isdisjoint(row.tags):
       return imagenet.class_names(name)
   return None
 
