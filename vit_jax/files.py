@@ -7,6 +7,7 @@ gcsfs repeats requests that fail for a temporary reason, for half a minute.
 import contextlib
 import functools
 import logging
+import math
 import os
 import pathlib
 import re
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 import numpy as np
+from numpy.lib import format as npy
 
 from vit_jax.errors import NotAllowed, RunError, Unreachable, UserError, one_line
 
@@ -139,36 +141,63 @@ def check_expansion(path, total: int, times: int) -> None:
     raise UserError(f'{path} claims to decompress to {total:,} bytes.')
 
 
-def read_npz(path, times: int) -> tuple[dict[str, np.ndarray], bytes]:
-  """Reads an .npz file without running code; returns its arrays and the zip's comment.
+def open_npz(path, times: int) -> tuple[dict[str, tuple], bytes]:
+  """Opens an .npz file without running code, and reads no array.
 
   Args:
     path: a path on disk.
     times: a large file may decompress to at most this many times its size. Otherwise a file
       of zeros could fill the memory.
 
+  Returns:
+    ({name: (shape, dtype, load)}, the zip's comment). `load()` reads the array, and raises
+    UserError if it is damaged. The file stays open for this.
+
   Raises:
     UserError: for anything but an .npz file with arrays of numbers or text.
   """
-  # Open the file here, because numpy does not close a file that is not an archive.
-  with reading(path), open(path, 'rb') as opened:
-    # For other files, numpy would advise the user to unpickle them.
-    if not zipfile.is_zipfile(opened):
+  with reading(path):
+    if not zipfile.is_zipfile(path):
       raise ValueError('not a complete .npz')
-    opened.seek(0)
-    with np.load(opened) as file:
-      names = [info.filename for info in file.zip.infolist()]
-      if odd := [n for n in names if not n.endswith('.npy') or names.count(n) > 1]:
-        raise UserError(
-          f'{path} is not a valid .npz file: {odd[0]!r} is not an array, or occurs twice.'
-        )
-      total = sum(info.file_size for info in file.zip.infolist())
-      check_expansion(path, total, times)
-      arrays = {}
-      for name in file.files:
-        with reading(f'{path}: array {name!r}'):
-          arrays[name] = np.asarray(file[name])
-      return arrays, file.zip.comment
+    archive = zipfile.ZipFile(path)
+    names = archive.namelist()
+    if odd := [n for n in names if not n.endswith('.npy') or names.count(n) > 1]:
+      raise UserError(
+        f'{path} is not a valid .npz file: {odd[0]!r} is not an array, or occurs twice.'
+      )
+    check_expansion(path, sum(info.file_size for info in archive.infolist()), times)
+    arrays = {}
+    for info in archive.infolist():
+      name = info.filename.removesuffix('.npy')
+      where = f'{path}: array {name!r}'
+      with reading(where), archive.open(info) as file:
+        shape, dtype = _read_npy_header(file, info.file_size)
+      load = functools.partial(_read_npy, archive, info, where)
+      arrays[name] = shape, dtype, load
+  return arrays, archive.comment
+
+
+def _read_npy_header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype]:
+  """Returns (shape, dtype) of an array in a file of `size` bytes."""
+  match npy.read_magic(file):
+    case (1, 0):
+      shape, _, dtype = npy.read_array_header_1_0(file)
+    case (2, 0):
+      shape, _, dtype = npy.read_array_header_2_0(file)
+    case version:
+      raise ValueError(f'its format has the version {version}, expected 1.0 or 2.0')
+  if dtype.hasobject:
+    raise ValueError('its objects are pickled, and reading them needs allow_pickle')
+  if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
+    raise ValueError(f'its shape is {shape}, but it has only {size:,} bytes')
+  return shape, dtype
+
+
+def _read_npy(
+  archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str
+) -> np.ndarray:
+  with reading(where), archive.open(info) as file:
+    return npy.read_array(file)
 
 
 @functools.cache

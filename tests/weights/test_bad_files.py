@@ -100,6 +100,17 @@ def test_a_compressed_file_of_zeros_is_no_lie(tmp_path):
   assert readers.read(tmp_path / 'a.npz').arrays['cls'].shape == (1000, 1000)
 
 
+def test_the_header_of_an_npz_is_read_without_arrays(tmp_path):
+  recipes = hostile_weights.recipes()
+  path = next(recipes[case] for case in recipes if case.startswith('zip: checksum'))(
+    tmp_path
+  )
+  header = weights.read_header(str(path))
+  assert header.shapes == weights.read_header(TOKEN).shapes
+  with pytest.raises(UserError, match=naming(str(path), 'array', 'CRC-32')):
+    header.read()
+
+
 # Beyond the memory of the process before: the largest honest file here is of 290 KB, and
 # the largest that lies claims exabytes.
 MOST_MEMORY = 400 << 20

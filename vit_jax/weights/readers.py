@@ -161,13 +161,24 @@ def _read_index(index: Path) -> list[str]:
   return sorted(set(where.values()))
 
 
-def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict]:
-  """Returns (arrays, config). The config is the zip's comment, or {} if there is none."""
-  arrays, comment = files.read_npz(path, _TIMES)
-  for name, x in arrays.items():  # NumPy stores bfloat16 as void: view it as bfloat16.
-    arrays[name] = x.view(jnp.bfloat16) if x.dtype == np.dtype('V2') else x
+def _read_npz(path: Path) -> tuple[dict[str, np.ndarray | _Stored], dict]:
+  """Returns (arrays, config). The config is the zip's comment, or {} if there is none.
+
+  Arrays of floats are read only when they are used.
+  """
+  members, comment = files.open_npz(path, _TIMES)
+  arrays = {}
+  for name, (shape, dtype, load) in members.items():
+    if dtype == np.dtype('V2'):  # NumPy stores bfloat16 as void: view it as bfloat16.
+      dtype, load = np.dtype(jnp.bfloat16), functools.partial(_view_as_bfloat16, load)
+    is_float = dtype.kind == 'f' or dtype == jnp.bfloat16
+    arrays[name] = _Stored(shape, dtype, load) if is_float else load()
   is_config = comment.startswith(b'{')  # Other programs may write other comments.
   return arrays, _parse_json(comment, f"{path}: the zip's comment") if is_config else {}
+
+
+def _view_as_bfloat16(load: Callable[[], np.ndarray]) -> np.ndarray:
+  return load().view(jnp.bfloat16)
 
 
 # Arrays of these types in a safetensors file are read only when they are used.

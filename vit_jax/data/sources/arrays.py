@@ -59,7 +59,8 @@ class Arrays(ArraySource):
     path = os.path.expanduser(target)
     if not os.path.isfile(path):
       raise UserError(f'arrays: no file {path!r}. Write it with numpy.savez.')
-    file, _ = files.read_npz(path, _TIMES)
+    members, _ = files.open_npz(path, _TIMES)
+    file = {name: load() for name, (_, _, load) in members.items()}
     pairs = _split_keys(file)
     if not pairs:
       raise UserError(
