@@ -99,7 +99,8 @@ def test_a_pickle_makes_arrays_and_calls_nothing_else(tmp_path, protocol):
 def test_a_compressed_file_of_zeros_is_no_lie(tmp_path):
   np.savez_compressed(tmp_path / 'a.npz', cls=np.zeros((1000, 1000), np.float32))
   stored = readers.read(tmp_path / 'a.npz').arrays['cls']
-  assert not np.any(np.asarray(stored)) and stored.shape == (1000, 1000)
+  assert not np.any(np.asarray(stored))
+  assert stored.shape == (1000, 1000)
 
 
 def test_the_header_of_an_npz_is_read_without_arrays(tmp_path):
