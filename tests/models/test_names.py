@@ -49,7 +49,6 @@ from vit_jax.weights import zoo
     ('resnet-101', 'resnet', '101'),
     ('mvitv2_tiny', 'mvit', 'T'),
     ('mvitv2_large', 'mvit', 'L'),
-    ('mvitv2_small_cls', 'mvit', 'S'),
     ('facebook/detr-resnet-50', 'detr', 'R50'),
     ('detr-resnet-101-dc5', 'detr', 'R101-DC5'),
     ('detr_resnet50_dc5', 'detr', 'R50-DC5'),
