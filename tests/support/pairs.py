@@ -1,5 +1,6 @@
 """A small image and text model with a vocabulary."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -20,3 +21,20 @@ def siglip(folder: Path) -> Path:
     **dict(eos_id=1, unk_id=2, bos_id=-1, pad_id=0),
   )
   return folder
+
+
+def tokenizer_json(vocab: dict[str, int], replace=(), split=r'\s+') -> bytes:
+  """Returns a tokenizer of words, with replacements of texts before they are split."""
+  normalizers = [
+    {'type': 'Replace', 'pattern': {'String': old}, 'content': new}
+    for old, new in replace
+  ]
+  pattern = {'pattern': {'Regex': split}, 'behavior': 'Removed', 'invert': False}
+  content = {
+    'version': '1.0',
+    'added_tokens': [],
+    'normalizer': {'type': 'Sequence', 'normalizers': normalizers},
+    'pre_tokenizer': {'type': 'Split', **pattern},
+    'model': {'type': 'WordLevel', 'vocab': vocab, 'unk_token': 'a'},
+  }
+  return json.dumps(content).encode()

@@ -9,6 +9,7 @@ import sentencepiece
 import tokenizers
 
 from tests.support import naming
+from tests.support.pairs import tokenizer_json
 from vit_jax.errors import UserError
 from vit_jax.text.tokenizer import CLEAN, MERGES, Rules, read
 
@@ -127,59 +128,44 @@ def test_texts_are_a_list_and_folders_have_a_vocabulary(merges, tmp_path_factory
     read(tmp_path_factory.mktemp('empty'), Rules(7, 'lower', 0))
 
 
-def write_merges(*lines):
-  return lambda: gzip.compress('\n'.join(['#version: 0.2', *lines]).encode())
+def zip_merges(*lines) -> bytes:
+  return gzip.compress('\n'.join(['#version: 0.2', *lines]).encode())
 
 
-def write_json(normalizer=None, split=None, cat=1):
-  """Returns a maker of a tokenizer.json of three words."""
-
-  def make():
-    tokenizers = pytest.importorskip('tokenizers')
-    vocab = {'a': 0, 'cat': 1, '</s>': 2}
-    fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, 'a'))
-    if normalizer:
-      steps = [tokenizers.normalizers.Replace(*pair) for pair in normalizer]
-      fast.normalizer = tokenizers.normalizers.Sequence(steps)
-    pattern = tokenizers.Regex(split or r'\s+')
-    fast.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, 'removed')
-    return fast.to_str().replace('"cat":1', f'"cat":{cat}').encode()
-
-  return make
-
-
-# {case: (file, maker of its content, a text, words of the error)}
+VOCAB = {'a': 0, 'cat': 1, '</s>': 2}
+# (content of the vocabulary, a text, words of the error)
 HOSTILE = {
-  'a merge of an unknown word': (MERGES, write_merges('xy z'), 'cat', ('xy',)),
-  'NUL': (MERGES, write_merges('\0 a'), 'cat', (MERGES,)),
-  'three words': (MERGES, write_merges('c a t'), 'cat', (MERGES,)),
-  'not gzip': (MERGES, lambda: b'words', 'cat', (MERGES,)),
-  'decompresses to 100 MB': (MERGES, write_merges('a' * 10**8), 'cat', ('20 times',)),
-  'no UTF-8': (MERGES, write_merges('c a'), 'caf\udce9', ('udce9', 'UTF-8')),
-  'an id of 32 bits': ('tokenizer.json', write_json(cat=2**32 - 1), 'cat', ('int32',)),
-  'letters of 10**9': (
-    *('tokenizer.json', write_json([('a', 'a' * 10)] * 9), 'cat'),
-    ('normalizer', '1,000,000,000'),
+  'a merge of an unknown word': (zip_merges('xy z'), 'cat', ('xy',)),
+  'NUL': (zip_merges('\0 a'), 'cat', (MERGES,)),
+  'decompresses to 100 MB': (zip_merges('a' * 10**8), 'cat', ('20 times',)),
+  'no UTF-8': (zip_merges('c a'), 'caf\udce9', ('udce9', 'UTF-8')),
+  'an id of 32 bits': (tokenizer_json(VOCAB | {'cat': 2**32 - 1}), 'cat', ('int32',)),
+  '10**9 letters': (
+    tokenizer_json(VOCAB, [('a', 'a' * 10)] * 9),
+    'a',
+    ('1,000,000,000',),
   ),
   'a pattern without end': (
-    *('tokenizer.json', write_json(split='(a+)+$'), 'a' * 40 + 'b'),
-    ('cannot encode', 'retry'),
+    tokenizer_json(VOCAB, split='(a+)+$'),
+    'a' * 40 + 'b',
+    ('retry',),
   ),
 }
 
 
 @pytest.mark.parametrize('case', HOSTILE)
 def test_hostile_vocabularies_and_texts_are_one_line(case, tmp_path):
-  name, make, text, words = HOSTILE[case]
-  (tmp_path / name).write_bytes(make())
+  content, text, words = HOSTILE[case]
+  name = 'tokenizer.json' if content.startswith(b'{') else MERGES
+  (tmp_path / name).write_bytes(content)
   with pytest.raises(UserError, match=naming(*words)) as caught:
     read(tmp_path, Rules(4, 'none', 0))([text])
   assert '\n' not in str(caught.value)
 
 
 def test_replacements_of_one_letter_are_no_growth(tmp_path):
-  make = write_json([(' ', '▁'), ('é', 'e')])
-  (tmp_path / 'tokenizer.json').write_bytes(make())
+  content = tokenizer_json(VOCAB, [(' ', '▁'), ('é', 'e')])
+  (tmp_path / 'tokenizer.json').write_bytes(content)
   assert read(tmp_path, Rules(3, 'none', 0))(['cat']).tolist() == [[1, 2, 0]]
 
 

@@ -1,7 +1,6 @@
 """Command lines that tools refuse: one line that names why, exit code 2, no new file."""
 
 import importlib.util
-import json
 import shlex
 import shutil
 
@@ -11,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.support import GOLDEN, commands
+from tests.support import GOLDEN, commands, pairs
 from vit_jax.__main__ import COMMANDS
 
 # Names of goldens in the folder that the commands run in; `places` adds the others.
@@ -162,10 +161,8 @@ def places(tmp_path_factory):
   for name in ('photos', 'classes/a', 'broken', 'drawings', 'mine', 'words'):
     (folder / name).mkdir(parents=True)
   # A vocabulary of other weights.
-  vocab = {'a': 0, '</s>': 1, 'dog': 999}
-  model = {'type': 'WordLevel', 'vocab': vocab, 'unk_token': 'a'}
-  tokenizer = {'version': '1.0', 'added_tokens': [], 'model': model}
-  (folder / 'words/tokenizer.json').write_text(json.dumps(tokenizer))
+  tokenizer = pairs.tokenizer_json({'a': 0, '</s>': 1, 'dog': 999})
+  (folder / 'words/tokenizer.json').write_bytes(tokenizer)
   (folder / 'words/pair.npz').symlink_to(GOLDEN / 'siglip_bigvision.npz')
   Image.fromarray(pixels[0]).save(folder / 'photos/a.png')
   shutil.copy(folder / 'photos/a.png', folder / 'classes/a')

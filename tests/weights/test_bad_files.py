@@ -2,7 +2,6 @@
 
 import functools
 import gzip
-import json
 import pickle
 import resource
 import warnings
@@ -20,6 +19,7 @@ from tests.support import (
   hostile_images,
   hostile_weights,
   naming,
+  pairs,
 )
 from vit_jax import cli, weights
 from vit_jax.errors import UserError
@@ -149,28 +149,17 @@ def test_all_hostile_files(tmp_path, faults_table):
   assert survived(tmp_path, 1, faults_table) > 350
 
 
-# Runs a command within 30 seconds, then prints the most memory that it used. The limit of
-# addresses is for the machine: what a process may map but not use.
+# Runs a command within 30 seconds, then prints the most memory that it used. The second
+# limit protects the machine.
 LIMITED = """
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
-sys.argv = ['vit_jax', *sys.argv[1:]]
 try:
   runpy.run_module('vit_jax', run_name='__main__')
 finally:
   print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
 """
-# Members of a gzip file follow one another: 2 GB in 2 MB.
-GZIP = gzip.compress(bytes(20 << 20)) * 100
-REPLACE = {'type': 'Replace', 'pattern': {'String': 'a'}, 'content': 'a' * 10}
-JSON = {
-  'version': '1.0',
-  'added_tokens': [],
-  'normalizer': {'type': 'Sequence', 'normalizers': [REPLACE] * 10},
-  'model': {'type': 'WordLevel', 'vocab': {'a': 0, '</s>': 1}, 'unk_token': 'a'},
-}
-VOCABULARIES = {MERGES: GZIP, 'tokenizer.json': json.dumps(JSON).encode()}
 
 
 @pytest.mark.faults
@@ -180,12 +169,18 @@ def test_no_file_takes_4_gb_or_30_s_before_it_is_refused(tmp_path, faults_table)
     if name.startswith(('pickle: ', '320 MB', 'npy: header of 4', 'kind: endless')):
       (folder := tmp_path / str(number)).mkdir()
       calls[name] = ['inspect', make(folder)]
-  for name, content in VOCABULARIES.items():
-    (folder := tmp_path / name).mkdir()
+  image = tmp_path / 'a.png'
+  hostile_images.picture().save(image)
+  # The parts of this file follow one another: 2 GB in 2 MB.
+  vocabularies = {MERGES: gzip.compress(bytes(20 << 20)) * 100}
+  vocabularies['tokenizer.json'] = pairs.tokenizer_json(
+    {'a': 0, '</s>': 1}, [('a', 'a' * 10)] * 10
+  )
+  for name, content in vocabularies.items():
+    (folder := tmp_path / f'in {name}').mkdir()
     (folder / name).write_bytes(content)
     (folder / 'w.npz').symlink_to(GOLDEN / 'siglip_bigvision.npz')
-    hostile_images.picture().save(folder / 'a.png')
-    calls[name] = ['predict', folder / 'w.npz', folder / 'a.png', '--labels', 'a,b']
+    calls[name] = ['predict', folder / 'w.npz', image, '--labels', 'a,b']
   for name, argv in calls.items():
     process = commands.python('-c', LIMITED, *argv)
     refused = process.returncode == 2 and process.stderr.count('\n') == 1
