@@ -48,12 +48,12 @@ BAD = {
   "safetensors: index {'a': '../": ("'../model.safetensors'",),
   'config: b\'{"a"\'': ('config.json', 'JSON'),
   'pickle: holds itself': ('a.pkl', 'state_dict'),
-  'pickle: index 1,073,741,824': ('1073741824', 'index'),
+  'pickle: index 2**30': ('1073741824', 'index'),
   'config: preprocess_cfg.mean is texts': ('mean', "'a'"),
   'config: preprocess_cfg.std is zeros': ('std', '[0, 0, 0]'),
   'config: preprocess_cfg.interpolation is texts': ('interpolation',),
   'config: preprocess_cfg.interpolation is text': ('no such', 'bicubic'),
-  'config: head_width': ('head_width', 'True'),
+  'config: model_cfg.vision_cfg.head_width': ('head_width', 'True'),
   'other arrays': ("['a']", 'google (vit)'),
 }
 
