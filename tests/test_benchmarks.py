@@ -164,6 +164,7 @@ def test_our_side_of_the_comparisons(capsys, monkeypatch):
       pass
 
   monkeypatch.setattr(timm_models, 'Timm', Timm)
+  monkeypatch.setattr(bench, 'SIZES', (64,))
   assert timm_models.main(['vit:mu/16', '--steps', '1', *TIMM]) == 0
   assert capsys.readouterr().out.count('parameters here, 0 there') == 2
   subject = bench.Subject('vit:mu/16', 'float32', (32, 32), {}, {})
