@@ -121,7 +121,7 @@ class Registry(UserDict):
     return entry
 
   def register(self, name: str, entry: Any) -> None:
-    """Adds an entry; raises ValueError if this package or a ring has one of this name."""
+    """Adds an entry; raises ValueError if this package or a ring has its name already."""
     if name in self._initial:
       raise ValueError(f'{self.noun} {name!r} already exists in vit_jax')
     self.data[name] = entry

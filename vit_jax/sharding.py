@@ -121,7 +121,7 @@ def host_of_batch(mesh: Mesh) -> dict[str, int]:
 
 
 def global_batch(local: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-  """Makes global arrays [B, ...] of this host's part of a batch, see `host_of_batch`."""
+  """Makes global arrays [B, ...] from this host's part of a batch, see `host_of_batch`."""
   sharding = batch_sharding(mesh)
   size = len(next(iter(local.values())))
   hosts = host_of_batch(mesh)['hosts']

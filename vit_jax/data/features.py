@@ -90,7 +90,8 @@ class MultiHot:
     """Returns float32 [n, K] of n labels, each an int, some ints or None.
 
     Args:
-      weights: for each label None, or float [k] with the values to use in place of 1.
+      weights: one for each label. None: its values are 1; float [k]: the values of its k
+        ints.
     """
     out = np.zeros((len(labels), *self.shape), np.float32)
     for row, label, weight in zip(out, labels, weights, strict=True):

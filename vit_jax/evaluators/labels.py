@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.check import check
 from vit_jax.errors import UserError
 
-# The number of an image, from 1: ILSVRC2012_val_00000001.JPEG has the first list of ReaL's
+# The number of an image: the labels of ILSVRC2012_val_00000001.JPEG come first in ReaL's
 # file.
 _NUMBERED = re.compile(r'.*_(\d{8})\.\w+')
 

@@ -64,8 +64,8 @@ class LinearProbe(probe.Probe):
 
     Args:
       datasets: {name of a data set: fields of `DATA`, such as source, train and test}.
-      l2: penalties to choose from, relative to the sum over examples; scikit-learn's C is
-        1 / l2.
+      l2: penalties to choose from. The loss is a sum over examples and not their mean, so
+        scikit-learn's C is 1 / l2.
       standardize: whether to scale every feature to mean 0 and standard deviation 1 on the
         images that are fitted, so that one list of penalties suits features of any scale.
         False reproduces protocols without it, such as CLIP's.

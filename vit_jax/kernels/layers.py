@@ -36,7 +36,8 @@ def _product(x, kernel):
 @dense.defjvp
 def _dense_jvp(primals, tangents):
   (x, kernel, bias), (dx, *dparams) = primals, tangents
-  # Outside of `choose_by_platform`, so that policies of `jax.checkpoint` see this product.
+  # The product is outside of `choose_by_platform`, so that policies of `jax.checkpoint` see
+  # it.
   y = _plus(_product(x, kernel), bias)
   return y, _product(dx, kernel) + _by_params(x, *dparams)
 

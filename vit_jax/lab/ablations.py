@@ -171,7 +171,9 @@ def optimizer(config: dict) -> dict[str, dict]:
     'sgd': dict(name='sgd', lr=rate, wd=1e-3, momentum=0.9, **common),
   }
   if own['name'] not in sections:
-    raise ValueError(f'it compares adamw and sgd, but optim.name={own["name"]!r}')
+    raise ValueError(
+      f'the ablation compares adamw and sgd, but optim.name={own["name"]!r}'
+    )
   sections[own['name']] = own
   return {name: {'optim': section} for name, section in sections.items()}
 

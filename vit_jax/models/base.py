@@ -202,7 +202,7 @@ class Family:
     return {name: depth(name) for name in shapes}, len(order)
 
   def matrix_axes(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the (input axes, output axes) of a matrix in the blocks; None for others."""
+    """Returns (input axes, output axes) of a matrix in a block; None for other parameters."""
     return next((axes for r, axes in self.matrices if re.fullmatch(r, name)), None)
 
   def position_axes(self, name: str) -> str | None:

@@ -233,7 +233,9 @@ class Stem(nn.Module):
 
 
 class MViT(Classifier):
-  """Stages of blocks whose attention pools the map of its tokens, and a head.
+  """Stages of blocks with pooling attention, and a head.
+
+  Pooling attention downsamples queries, keys and values, each as a map [h, w].
 
   `width`, `num_heads`, `depths` and more come from `variant`.
   """

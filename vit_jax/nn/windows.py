@@ -1,4 +1,4 @@
-"""Maps cut into windows, whose tokens attend to each other (arXiv 2103.14030, 3.2)."""
+"""Window attention: tokens attend within windows of a map (arXiv 2103.14030, 3.2)."""
 
 import dataclasses
 import math

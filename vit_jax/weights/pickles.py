@@ -114,7 +114,7 @@ class Array(_Inert):
   dtype = np.dtype('float32')
 
   def load(self) -> np.ndarray:
-    raise ValueError('an array without numbers')
+    raise ValueError('the pickle holds no numbers for this array')
 
 
 class _Tensor(Array):

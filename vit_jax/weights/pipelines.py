@@ -332,8 +332,8 @@ def fill(
   Args:
     config: the run's config.
     weights: the evaluation pipeline of the weights. None: each op uses its defaults.
-    compare_crops: whether a pipeline should also resize and crop as that of the weights. One
-      for masks or boxes cannot.
+    compare_crops: whether to compare sizes and crops too. False for tasks with boxes or
+      masks, whose pipelines have to differ there.
 
   Returns:
     (config, lines). The lines say which settings were taken from the weights, and which

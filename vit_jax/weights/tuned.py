@@ -91,7 +91,8 @@ def apply(source: Source, path: str | Path) -> Source:
     fields = source.fields | config['fields']
     size = tuple(config['image_size'])
     model = models.build(source.family, **fields).change(scan=False)
-    # Fit them as the run did, because positions, for example, were resized before freezing.
+    # Fit the arrays of the source as the run did: it resized positions, for example, before
+    # it froze them.
     skip = [re.escape(name.removeprefix(f'{trees.STATS}/')) for name in own]
     options = config['fit'] | {'skip': [*config['fit'].get('skip', ()), *skip]}
     start, _ = fit(source, model, size, **options)

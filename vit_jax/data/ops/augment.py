@@ -1,4 +1,4 @@
-"""The random ops of a string pipeline.
+"""The random ops of a preprocessing pipeline.
 
 An op gets its random numbers as `u`, float32 [..., draws] in [0, 1). `basic` describes the
 images that ops take.

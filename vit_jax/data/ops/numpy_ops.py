@@ -103,7 +103,10 @@ def _interpolate(x, axis: int, first, second, share) -> np.ndarray:
 def _kernel_weights(
   old: int, new: int, kernel, radius: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the old pixels under a kernel that widens where the axis shrinks, and weights."""
+  """Returns (indices, weights) [new, n] of the old pixels that each new pixel is made of.
+
+  The kernel widens if the axis shrinks, as antialiasing wants.
+  """
   step = np.float32(1 / np.float64(np.float32(new) / np.float32(old)))
   wide = max(step, _ONE)
   centres = (np.arange(new, dtype=np.float32) + _HALF) * step
@@ -117,7 +120,7 @@ def _kernel_weights(
 
 
 def _table(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the four old pixels of bicubic interpolation, and their weights from the table."""
+  """Returns (indices, weights) [new, 4] of bicubic interpolation, with tabulated weights."""
   centres = _centres(old, new)
   low = np.floor(centres)
   place = np.rint((centres - low) * np.float32(_TABLE)).astype(int)

@@ -264,8 +264,8 @@ def _moves(image, warp, turn, shear, middle, dx, dy) -> dict:
 def _nearest(image, matrix: list):
   """Warps to the nearest pixel, with FILL outside of the image."""
   size = geometry.height_width(image)
-  # Warp the numbers of the pixels, and then gather the pixels by these numbers. That takes
-  # half the time of warping three channels.
+  # Warp the indices of the pixels, and then gather the pixels by index. That takes half the
+  # time of warping three channels.
   numbers = _warp(tf.reshape(1 + tf.range(size[0] * size[1]), [*size, 1]), matrix)
   fill = tf.constant(FILL, tf.uint8, [1, 3])
   return tf.gather(tf.concat([fill, tf.reshape(image, [-1, 3])], 0), numbers[..., 0])

@@ -71,7 +71,7 @@ class Op:
     return {**features, **changed}
 
   def rewrite(self, **changes) -> str:
-    """Returns the op's text with other arguments. The first argument has no name in it."""
+    """Returns the op as text, with `changes` of its arguments; the first one is positional."""
     first, *more = ({k: self.arguments[k] for k in self.written} | changes).items()
     words = [repr(first[1]), *(f'{key}={value!r}' for key, value in more)]
     return f'{self.name}({", ".join(words)})'

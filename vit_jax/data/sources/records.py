@@ -168,7 +168,7 @@ class RecordFiles(Source):
     return image[0], labels, weights
 
   def _first(self) -> list[dict]:
-    """Returns the features of the first records; raises UserError if none has a key."""
+    """Returns the features of the first records; raises UserError if a key is in none of them."""
     first: list[dict] = []
     keys = {key for key in self._keys.values() if key}
     for index in range(min(_FIRST, len(self))):

@@ -31,8 +31,8 @@ class Prepared:
   Attributes:
     features: {name: TFDS's feature} of an example.
     images: names of the features that are images.
-    skip: the decoders for TFDS. They leave all images encoded, because a mask is as costly
-      to decode as the image itself.
+    skip: the `decoders` of TFDS that leave all images encoded. Masks are images too, and
+      would take as long to decode as the photograph.
     sizes: {split: number of examples}.
   """
 

@@ -19,7 +19,7 @@ class Origin:
   """Details of one implementation.
 
   Attributes:
-    aligned: whether RoIAlign shifts boxes by half a cell, which is correct.
+    aligned: whether RoIAlign shifts boxes by half a cell, as it should.
     rounded_anchors: whether corners of anchors are rounded to whole pixels.
     rounded_strides: whether the stride of a level is the image's side divided by the map's,
       rounded down. For some sides, it is no power of 2.

@@ -134,7 +134,7 @@ def detections(
     probabilities: [R, K], without the background.
     valid: bool [R], False for padding.
     least: the score that detections must exceed.
-    most: the maximum of D.
+    most: the maximum number D of detections.
     soft: whether to use linear soft-NMS, arXiv 1704.04503, as in mmcv: overlapping boxes
       stay, and their score is multiplied by 1 - overlap.
   """

@@ -49,7 +49,7 @@ class Run(NamedTuple):
     return names and [imagenet.describe(name) or name for name in names]
 
   def shorten(self, path: str) -> str:
-    """Returns the path of an image below the folder of its data, which may be private."""
+    """Returns an image's path from the folder of its data, whose own path may be private."""
     sources = [self.config['data'], *(x.get('data', {}) for x in self.evals.values())]
     for data in sources:
       target = str(data.get('source', '')).rpartition(':')[2]

@@ -284,7 +284,7 @@ def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType
 
 
 def _timm_block(heads: int, fields: Mapping) -> Table:
-  """Makes the rules of all kinds of blocks in timm, whose names do not collide."""
+  """Makes one table for all kinds of blocks in timm: their arrays have different names."""
   depth, block = fields.get('depth', 0), 'blocks.{i}'
   attention, mlp = f'{block}.attn', f'{block}.mlp'
   kv_heads = fields.get('kv_heads') or ()
