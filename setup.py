@@ -114,6 +114,7 @@ setup(
     'tqdm',
     'jinja2>=3.1',  # pages and cards
     'packaging',
+    'pyyaml',  # names of classes in data.yaml
   ],
   extras_require={
     'train': TRAIN,  # where TensorFlow is installed, as in Colab

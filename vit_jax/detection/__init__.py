@@ -28,10 +28,14 @@ ENTRIES = {
   'source': {
     'digits_canvas': 'vit_jax.detection.data.digits_canvas:DigitsCanvas',
     'coco': 'vit_jax.detection.data.coco:Coco',
+    'yolo': 'vit_jax.detection.data.paired:Yolo',
+    'voc': 'vit_jax.detection.data.paired:Voc',
     'masks': 'vit_jax.detection.data.masks:Masks',
   },
   'target of a source': {
     'coco': 'ROOT or coco:ANNOTATIONS.json,IMAGE_FOLDER',
+    'yolo': 'ROOT',
+    'voc': 'ROOT',
     'masks': 'ROOT',
   },
   'source of TFDS': {'objects': 'vit_jax.detection.data.tfds_objects:TfdsObjects'},

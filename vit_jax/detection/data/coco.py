@@ -1,178 +1,44 @@
 """The source `coco:`, images and objects on disk in COCO's format."""
 
-import concurrent.futures
-import io
 import os
 import re
 
-import numpy as np
-
-from vit_jax.data import image_file
-from vit_jax.data.sources import splits
-from vit_jax.data.sources.base import fingerprint
-from vit_jax.detection.coco import files, rle
-from vit_jax.detection.coco.objects import Truth, group_by_image
-from vit_jax.detection.data import objects
-from vit_jax.errors import BadImage
+from vit_jax.detection.coco import files
+from vit_jax.detection.coco.objects import Truth
+from vit_jax.detection.data.annotated import Annotated
 
 _ANNOTATIONS = re.compile(r'instances_(\w+)\.json')
 
 
-class Coco(objects.Objects):
+class Coco(Annotated):
   """The source `coco:ROOT`, or `coco:ANNOTATIONS.json,IMAGE_FOLDER`.
 
   ROOT is the folder in which COCO's archives were unpacked. A split NAME, such as 'val2017',
   consists of the file annotations/instances_NAME.json and the folder NAME of images. A single
   file of annotations has one split, 'train'. Images are in the order of their ids.
 
-  Every image of the file must be in the folder. An image whose size differs from the
-  annotation is a bad image; one without objects is an ordinary example. Boxes are clipped
-  at the border of the image. Boxes without an area and crowds are left out; the source's
-  remarks count them.
-
   Args:
     target: ROOT, or ANNOTATIONS.json,IMAGE_FOLDER.
-    split: a split expression, see `splits`.
-    masks: whether examples also have masks, see `objects.encode_masks`. Objects whose mask
-      has no pixel inside the image are then left out and counted.
   """
 
-  def __init__(self, target: str, split: str, *, masks: bool = False):
-    self.name = f'coco:{target}'
-    places = _splits(target)
-    names = {name for name, _, _ in splits.parse(split)}
-    if len(names) > 1:
-      raise ValueError(
-        f'{self.name}: the split {split!r} needs several files: name one, or use a mixture'
-      )
-    (name,) = names
-    splits.check_name(name, places, self.name)
-    self._file, self._folder = places[name]
-    whole = files.truth(self._file, masks)
-    sizes = {name: len(whole.image_ids)}
-    parts = splits.select(split, sizes, self.name)
-    self._rows = np.concatenate([rows for _, rows in parts])
-    self._truth = truth = whole.select(self._rows)
-    self._check()
-    self.class_names = truth.class_names
-    self.num_classes = len(truth.class_names)
-    if masks:
-      self.features = {**self.features, **objects.MASKS}
-    self._set_objects()
-    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
-    arrays = truth.image, truth.category, truth.boxes, truth.crowd, truth.sizes
-    self.fingerprint = fingerprint(
-      [
-        *truth.file_names,
-        self.class_names,
-        *(x.tobytes() for x in arrays),
-        *(x['counts'] for x in truth.masks or ()),
-      ]
-    )
+  SCHEME = 'coco'
 
-  def __len__(self) -> int:
-    return len(self._truth.image_ids)
-
-  def read(self, indices: np.ndarray) -> list[dict]:
-    contents = self._pool.map(self._content, indices)
-    return [
-      {**content, 'boxes': self._boxes[i], 'label': self._labels[i]}
-      for i, content in zip(indices, contents, strict=True)
-    ]
-
-  def name_of(self, index: int) -> str:
-    return os.path.join(self._folder, self._truth.file_names[index])
-
-  def truth(self, masks: bool = False) -> Truth:
-    if not masks or self._truth.masks is not None:
-      return self._truth
-    return files.truth(self._file, masks=True).select(self._rows)
-
-  def _check(self) -> None:
-    """Raises ValueError if an image has no size or no file."""
-    truth = self._truth
-    if (lacking := (truth.sizes < 1).any(1)).any():
-      image_id = truth.image_ids[lacking.argmax()]
-      raise ValueError(f'{self._file}: the image with id {image_id} has no size')
-    there = set(os.listdir(self._folder)) if os.path.isdir(self._folder) else set()
-    path = lambda name: os.path.join(self._folder, name)
-    missing = [
-      n for n in truth.file_names if n not in there and not os.path.isfile(path(n))
-    ]
-    if missing:
-      raise ValueError(
-        f'{self.name}: {len(missing):,} of {len(self):,} images are not in '
-        f'{self._folder}, the first is {missing[0]!r}'
-      )
-
-  def _set_objects(self) -> None:
-    truth = self._truth
-    sizes = truth.sizes[truth.image]
-    low = truth.boxes[:, 1::-1]  # top, left
-    corners = np.concatenate([low, low + truth.boxes[:, 3:1:-1]], 1)
-    inside = corners.clip(0, np.tile(sizes, 2))
-    filled = (inside[:, 2:] > inside[:, :2]).all(1)
-    shown = np.ones_like(filled)
-    if truth.masks is not None:
-      shown = rle.areas(truth.masks) > 0
-    keep = filled & shown & ~truth.crowd
-    counts = {
-      'objects': len(keep),
-      'crowds, not trained on': truth.crowd.sum(),
-      'boxes cut off at the border': ((inside != corners).any(1) & keep).sum(),
-      'boxes without an area inside the image, left out': (
-        ~filled & ~truth.crowd
-      ).sum(),
-      'masks without a pixel inside the image, left out': (
-        filled & ~shown & ~truth.crowd
-      ).sum(),
+  def find_splits(self, target: str) -> dict[str, tuple[str, ...]]:
+    file, comma, folder = target.partition(',')
+    if comma:
+      return {'train': (os.path.expanduser(folder), file)}
+    annotations = os.path.join(target, 'annotations')
+    names = sorted(os.listdir(annotations)) if os.path.isdir(annotations) else []
+    places = {
+      match[1]: (os.path.join(target, match[1]), os.path.join(annotations, match[0]))
+      for match in filter(None, map(_ANNOTATIONS.fullmatch, names))
     }
-    self.remarks = ', '.join(f'{n:,} {noun}' for noun, n in counts.items() if n)
-    rows = np.flatnonzero(keep)
-    fractions = (inside / np.tile(sizes, 2)).astype(np.float32)
-    self._objects = [
-      rows[group] for group in group_by_image(truth.image[rows], len(self))
-    ]
-    self._boxes = [fractions[group] for group in self._objects]
-    self._labels = [truth.category[group].astype(np.int32) for group in self._objects]
-    self.lengths = {'boxes': np.array([len(group) for group in self._objects])}
+    if not places:
+      raise ValueError(
+        f"coco: there is no file annotations/instances_*.json in {target!r}. Expected COCO's "
+        'folder, or coco:ANNOTATIONS.json,IMAGE_FOLDER'
+      )
+    return places
 
-  def _content(self, index: int) -> dict:
-    from PIL import Image
-
-    try:
-      data = image_file.read(self.name_of(index))
-    except BadImage as error:
-      return {'error': str(error)}
-    try:
-      with Image.open(io.BytesIO(data)) as image:
-        shape = [image.height, image.width]
-    except Exception:  # the decoder will report it
-      return {'image': data}
-    if shape != (expected := self._truth.sizes[index].tolist()):
-      size = '{} x {}'.format
-      return {'error': f'is {size(*shape)}, annotated as {size(*expected)}'}
-    if (masks := self._truth.masks) is None:
-      return {'image': data}
-    shown = (rle.decode(masks[row]) for row in self._objects[index])
-    return {'image': data, **objects.encode_masks(shown)}
-
-
-def _splits(target: str) -> dict[str, tuple[str, str]]:
-  """Returns {split: (file of annotations, folder of images)}."""
-  file, comma, folder = target.partition(',')
-  if comma:
-    return {'train': (os.path.expanduser(file), os.path.expanduser(folder))}
-  root = os.path.expanduser(target)
-  annotations = os.path.join(root, 'annotations')
-  names = sorted(os.listdir(annotations)) if os.path.isdir(annotations) else []
-  places = {
-    match[1]: (os.path.join(annotations, match[0]), os.path.join(root, match[1]))
-    for match in filter(None, map(_ANNOTATIONS.fullmatch, names))
-  }
-  if not places:
-    raise ValueError(
-      f"coco: there is no file annotations/instances_*.json in {root!r}. Expected COCO's "
-      'folder, or coco:ANNOTATIONS.json,IMAGE_FOLDER'
-    )
-  return places
+  def read_truth(self, masks: bool) -> Truth:
+    return files.truth(self._places[self._split][1], masks)
