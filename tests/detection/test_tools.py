@@ -1,10 +1,12 @@
 """predict and evaluate of a detector of bright rectangles."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -169,6 +171,52 @@ def regions(monkeypatch):
   model = bright_detector.BrightRegions()
   monkeypatch.setitem(models.MODELS.data, 'regions', bright_detector.REGIONS)
   monkeypatch.setattr(source, 'load', lambda args: bright_detector.loaded(model))
+
+
+def test_classes_without_names_have_the_numbers_of_their_origin(
+  data, capsys, monkeypatch
+):
+  for origin, number in (('detectron2', '1'), ('torchvision', '2')):
+    model = bright_detector.BrightDetector()
+    object.__setattr__(model, 'origin', origin)
+    loaded = dataclasses.replace(bright_detector.loaded(model), class_names=None)
+    monkeypatch.setattr(source, 'load', lambda args, loaded=loaded: loaded)
+    _, images = predicted(capsys, data / '1.png')
+    (dog,) = images['1.png']['detections']
+    assert (dog['category_id'], dog['category']) == (1, number)
+
+
+class Canvas(bright_detector.BrightDetector):
+  """Answers with the size of its canvas, as the first score."""
+
+  def __call__(self, images, mask=None, train=False):
+    outputs, out = super().__call__(images, mask)
+    boxes = (
+      outputs['boxes'].at[:, 2].set(jnp.array([0.5, 0.5, *images.shape[1:3]]) / 100)
+    )
+    return {**outputs, 'boxes': boxes}, out
+
+
+def test_the_canvas_follows_the_images(folder, monkeypatch):
+  family = dataclasses.replace(bright_detector.FAMILY, model=Canvas)
+  monkeypatch.setitem(models.MODELS.data, 'canvas', family)
+  loaded = bright_detector.loaded(Canvas())
+
+  def canvases(*names, **options):
+    paths = [folder / name for name in names]
+    found = inference.detect_images(loaded, paths, **options)
+    sides = found.boxes[:, 2, 2:] - found.boxes[:, 2, :2]
+    return (100 * sides / found.sizes[:, ::-1]).round().tolist()
+
+  # 1.png is a square of 32 pixels on its canvas; the longer side of 2.png is 40.
+  assert canvases('1.png', 'bad.png')[0] == [32, 32]
+  (wide,) = canvases('2.png')
+  assert sorted(wide) == [32, 48]
+  assert canvases('1.png', '2.png', batch_size=2) == [wide, wide]
+  # A table of positions would be resized for another canvas.
+  family = dataclasses.replace(family, offsets='.*')
+  monkeypatch.setitem(models.MODELS.data, 'canvas', family)
+  assert canvases('1.png') == [[48, 48]]
 
 
 @pytest.mark.usefixtures('regions')

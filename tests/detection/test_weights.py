@@ -10,11 +10,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
-from tests.support import naming
+from tests.support import naming, two_stage
 from tests.support.goldens import arrays_of, path_of
 from vit_jax import models, weights
 from vit_jax.detection import inference
 from vit_jax.weights import formats
+from vit_jax.weights.loading import read_header
 
 FORMATS = {
   'detr_hf': 'hf',
@@ -219,6 +220,29 @@ def test_a_head_for_other_classes_is_new():
 
 
 # -- ViTDet -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('name', 'number', 'label', 'expected'),
+  [
+    ('mask_rcnn_torchvision', 91, 39, 'baseball glove'),
+    ('mask_rcnn_fpn_d2', 81, 35, 'baseball glove'),
+    ('mask_rcnn_torchvision', 12, None, None),
+  ],
+)
+def test_classes_of_coco_have_their_names(tmp_path, name, number, label, expected):
+  last = r'.*(cls_score|bbox_pred|mask_fcn_logits|mask_head\.predictor)\.(weight|bias)'
+  arrays = load_file(two_stage.FOLDER / name / 'model.safetensors')
+  background = 0 if 'd2' in name else 1
+  for key in filter(re.compile(last).fullmatch, arrays):
+    boxes, masks = 'bbox_pred' in key, 'mask' in key
+    classes = number - (1 - background) * (boxes or masks)
+    shape = classes * (4 if boxes else 1), *arrays[key].shape[1:]
+    arrays[key] = np.zeros(shape, np.float32)
+  save_file(arrays, tmp_path / 'model.safetensors')
+  header = read_header(str(tmp_path / 'model.safetensors'))
+  assert header.fields['num_classes'] == number - 1
+  assert (header.class_names and header.class_names[label]) == expected
 
 
 def test_arrays_without_their_config(tmp_path):

@@ -107,6 +107,10 @@ def test_table_and_json(folder, capsys):
   text = capsys.readouterr().out
   assert 'not read: not an image' in text
   assert f'{100 * top[0]["probability"]:5.1f} %  {top[0]["name"]}' in text
+  names = [f'no {k}' for k in range(10)]
+  (folder / 'names.txt').write_text('\n'.join(names))
+  assert run(SOURCE, folder / 'a.png', '--class_names', folder / 'names.txt') == 0
+  assert names[top[0]['class']] in capsys.readouterr().out
 
 
 def test_threshold_and_csv(folder, tmp_path, capsys):

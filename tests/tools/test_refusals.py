@@ -42,6 +42,9 @@ REFUSED = [
   ('predict', 'token.npz photos --draw boxes', ('--draw', 'detectors', 'token.npz')),
   ('predict', 'token.npz photos --csv table.txt', ('--csv', 'table.txt', '.csv')),
   ('predict', 'token.npz photos --csv photos/a.png/t.csv', ('--csv', 'a.png')),
+  ('predict', 'token.npz photos --class_names token.npz', ('token.npz', 'UTF-8')),
+  ('predict', 'token.npz photos --class_names none.txt', ('none.txt', 'No such')),
+  ('predict', 'token.npz photos --class_names names.txt', ('names.txt', 2, 10)),
   ('embed', 'token.npz photos --out f.csv', ('f.csv', '.parquet')),
   ('embed', 'token.npz photos/a.png --out f.parquet', ('a.png', 'folder')),
   ('embed', f'{EMBED} --layer blok01', ('blok01', 'block01')),
@@ -168,6 +171,7 @@ def places(tmp_path_factory):
   shutil.copy(folder / 'photos/a.png', folder / 'classes/a')
   (folder / 'drawings/x.svg').write_text('<svg/>')
   (folder / 'zeros.tar').write_bytes(bytes(10_240))
+  (folder / 'names.txt').write_text('cat\ndog\n')
   for name in ('text.tar', 'text.parquet', 'photos/bad.png'):
     (folder / name).write_text('Words, nothing else. ' * 100)
   for name in ('taken', 'mine/config.json', *(f'broken/{i}.png' for i in range(3))):

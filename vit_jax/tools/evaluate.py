@@ -190,7 +190,7 @@ def _classes(text: str) -> list[int | str]:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax evaluate', description=__doc__.split('\n')[0])
-  source.add_options(parser)
+  source.add_options(parser, names=True)
   add = parser.add_argument
   add('--data', help="digits, folder:PATH, tfds:NAME, ...; default: a run's own")
   add('--split', help="'test', 'train[:10%%]', ...; default: likewise")

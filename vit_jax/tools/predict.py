@@ -156,7 +156,7 @@ def _cells(images: list[dict]) -> Iterator[tuple]:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax predict', description=__doc__.split('\n')[0])
-  source.add_options(parser)
+  source.add_options(parser, names=True)
   add = parser.add_argument
   add('images', metavar='IMAGE_OR_FOLDER', nargs='+')
   add('--top', type=cli.positive, help=f'classes per image; default: {_TOP}')

@@ -1,6 +1,8 @@
 """The argument SOURCE of a tool: the weights to load, any source that `vit_jax.load` takes."""
 
 import argparse
+import dataclasses
+from pathlib import Path
 
 from vit_jax import cli
 from vit_jax import config as config_lib
@@ -8,12 +10,17 @@ from vit_jax.errors import UserError
 
 
 def add_options(
-  parser: argparse.ArgumentParser, *, variant: bool = True, resolution: bool = True
+  parser: argparse.ArgumentParser,
+  *,
+  variant: bool = True,
+  resolution: bool = True,
+  names: bool = False,
 ) -> None:
   """Adds SOURCE, --ema and --weights, and by default --variant and --resolution.
 
   Without --variant, the source itself has to name the size of its model. Without
-  --resolution, the tool takes the model at its own resolution.
+  --resolution, the tool takes the model at its own resolution. With `names` also adds
+  --class_names, for tools that print classes.
   """
   add = parser.add_argument
   add('source', metavar='SOURCE', help='file, hub folder, RUN[@best], zoo name')
@@ -21,6 +28,8 @@ def add_options(
     add('--variant', help="model size where SOURCE does not say: 'B/16'")
   if resolution:
     add('--resolution', type=cli.resolution, help='pixels: 384, or 384x256 (HxW)')
+  if names:
+    add('--class_names', metavar='FILE', help='names of the classes, one in each line')
   add('--ema', action='store_true', help="a run's averaged parameters")
   weights = (
     'weights that the run started from, if they moved and it has frozen parameters'
@@ -36,7 +45,7 @@ def load(args: argparse.Namespace, **fields):
   """
   from vit_jax import weights
 
-  return weights.load(
+  loaded = weights.load(
     args.source,
     variant=args.variant,
     image_size=args.resolution,
@@ -44,6 +53,26 @@ def load(args: argparse.Namespace, **fields):
     weights=args.weights,
     **fields,
   )
+  path = getattr(args, 'class_names', None)
+  return (
+    dataclasses.replace(loaded, class_names=_read_names(path, loaded))
+    if path
+    else loaded
+  )
+
+
+def _read_names(path: str, loaded) -> list[str]:
+  """Reads the name of each class of a model, one in each line of a file."""
+  try:
+    lines = Path(path).read_text(encoding='utf-8').rstrip().splitlines()
+  except (OSError, ValueError) as error:
+    reason = getattr(error, 'strerror', None) or 'not UTF-8 text'
+    raise UserError(f'--class_names {path}: {reason}.') from None
+  if len(lines) != (number := loaded.model.num_classes):
+    raise UserError(
+      f'--class_names {path}: {len(lines):,} lines, but the model has {number} classes.'
+    )
+  return [line.strip() for line in lines]
 
 
 def evaluations(args: argparse.Namespace, types: tuple[str, ...]) -> tuple[dict, dict]:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +117,7 @@ class Format:
       all three together.
     grid: a function of (parameters, fields) that returns the grid (h, w) of the position
       embeddings, or None if it is unknown.
+    class_names: {number of classes: their names}, for files without names.
     resize: a function of the fields that returns a key of `adapt.RESIZERS`, the method by
       which the publisher's code resizes position embeddings.
     writer: the functions that write this format; None: it can only be read.
@@ -134,6 +136,7 @@ class Format:
   needs: tuple[str, ...] = ()
   conclude: Callable[[Arrays, Fields, Facts], Fields] = lambda flat, fields, facts: {}
   grid: Callable[[Arrays, Fields], tuple[int, int] | None] = lambda flat, fields: None
+  class_names: Mapping[int, list[str]] = types.MappingProxyType({})
   resize: Callable[[Fields], str] = lambda fields: 'bilinear'
   writer: Writer | None = None
 

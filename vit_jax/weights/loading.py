@@ -231,9 +231,9 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
       size = grid[0] * stride[0], grid[1] * stride[1]
     elif size is None and entry:
       size = entry.resolution, entry.resolution
-    names = facts.class_names or zoo.find_class_names(
-      source, path, config, parsed.fields.get('num_classes')
-    )
+    classes = parsed.fields.get('num_classes')
+    names = facts.class_names or format.class_names.get(classes)
+    names = names or zoo.find_class_names(source, path, config, classes)
     # A model that takes maps instead of images does not depend on the number of channels.
     channels = 3
     if not family.inputs:

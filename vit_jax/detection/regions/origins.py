@@ -42,6 +42,7 @@ class Origin:
     soft_masks: whether the target of a mask's cell is the fraction that the object covers
       (True) or only 0 or 1 (False).
     grow_masks: whether masks grow by a cell before they are pasted, see `masks.paste`.
+    first_class: the number that the implementation gives to the first class.
   """
 
   aligned: bool = True
@@ -64,6 +65,7 @@ class Origin:
   box_beta: float = 0.0
   soft_masks: bool = False
   grow_masks: bool = False
+  first_class: int = 0
 
 
 ORIGINS = {
@@ -80,6 +82,7 @@ ORIGINS = {
     box_beta=1 / 9,
     soft_masks=True,
     grow_masks=True,
+    first_class=1,
   ),
   'mmdetection': Origin(
     level_epsilon=1e-6,

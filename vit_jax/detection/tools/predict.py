@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax import cli, terminal
+from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.errors import UserError
 from vit_jax.tools import out_folder, predict
 
@@ -45,6 +46,9 @@ def objects(args, loaded, paths: list[str]) -> int:
   if least is None:
     least = THRESHOLDS[loaded.model.family.outputs]
   names = loaded.class_names
+  if names is None:
+    origin = ORIGINS[getattr(loaded.model, 'origin', 'detectron2')]
+    names = [str(k + origin.first_class) for k in range(loaded.model.num_classes)]
   images = [_objects(path, i, detected, names, least) for i, path in enumerate(paths)]
   if out:
     out_folder.make(out, '--draw')
@@ -58,9 +62,7 @@ def objects(args, loaded, paths: list[str]) -> int:
   return predict.finish(args, loaded, images, lines, note, threshold=least)
 
 
-def _objects(
-  path: str, i: int, detected, names: list[str] | None, least: float
-) -> dict:
+def _objects(path: str, i: int, detected, names: list[str], least: float) -> dict:
   """Lists the objects of image i that score more than `least`, the best first."""
   from vit_jax.detection.coco import rle
 
@@ -71,8 +73,8 @@ def _objects(
   for q in np.argsort(-detected.scores[i], kind='stable'):
     if detected.valid[i, q] and scores[q] > least:
       x0, y0, x1, y1 = detected.boxes[i, q].tolist()
-      name = names[labels[q]] if names else str(labels[q])
-      row = {'category_id': labels[q], 'category': name, 'score': scores[q]}
+      category = {'category_id': labels[q], 'category': names[labels[q]]}
+      row = {**category, 'score': scores[q]}
       row['bbox'] = [x0, y0, x1 - x0, y1 - y0]
       if detected.masks is not None:
         mask = detected.mask(i, q)

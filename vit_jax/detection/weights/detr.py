@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 
+from vit_jax.detection.coco import names
 from vit_jax.detection.weights.fpn import backbone_of
 from vit_jax.weights import configs, pipelines, rename
 from vit_jax.weights.families import resnet
@@ -242,6 +243,7 @@ FORMATS = (
     facts=_facts,
     rules=lambda arrays, facts: _authors(facts.fields['num_heads']),
     infer=_infer,
+    class_names=names.FROM_0,
     needs=('num_heads',),
   ),
 )

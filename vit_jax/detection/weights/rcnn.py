@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax.detection.coco import names
 from vit_jax.detection.weights import fpn
 from vit_jax.detection.weights.fpn import backbone_of
 from vit_jax.weights import configs, pipelines, rename
@@ -389,6 +390,7 @@ def _format(marker: str, backbone: Callable, facts) -> Format:
     facts=facts,
     rules=_detectron2(backbone),
     infer=_infer,
+    class_names=names.USED,
     writer=Writer(config=_config, rules=_write_rules),
   )
 
@@ -420,6 +422,7 @@ FORMATS = (
     facts=_torchvision_facts,
     rules=_torchvision,
     infer=_infer,
+    class_names=names.FROM_1,
   ),
   Format(
     name='mmdetection',
@@ -428,5 +431,6 @@ FORMATS = (
     facts=_facts(_USUAL, *_COCO, origin='mmdetection', after=(2_000, 1_000)),
     rules=_mmdetection,
     infer=_infer,
+    class_names=names.USED,
   ),
 )

@@ -120,7 +120,7 @@ def _render(record: dict) -> str:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser('vit_jax export', description=__doc__.split('\n')[0])
-  source.add_options(parser)
+  source.add_options(parser, names=True)
   add = parser.add_argument
   add('dest', metavar='DEST', help='FILE.stablehlo, or a folder')
   add('--to', choices=FORMATS, required=True)

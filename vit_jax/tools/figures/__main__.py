@@ -88,7 +88,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
       add('runs', metavar='RUN', nargs='*', help='folders of runs')
       add('--metric', help="result to draw, such as 'test/top1'")
     else:
-      source.add_options(options)
+      source.add_options(options, names=name in OF_IMAGES)
     if name in OF_IMAGES:
       add('images', metavar='IMAGE_OR_FOLDER', nargs='+')
     if name == 'attention':
