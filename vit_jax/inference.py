@@ -17,6 +17,9 @@ from vit_jax.weights import Loaded
 
 # The fewest threads that decode, even on few cores, because they mostly wait for the disk.
 _READERS = 4
+# Padding is cut off in steps of an eighth of the canvas, and at least of this many pixels, so
+# that few sizes are compiled. Reference code pads images to multiples of as many pixels.
+_STEPS, _LEAST_STEP = 8, 32
 
 
 class Predictions(NamedTuple):
@@ -153,9 +156,13 @@ def _batches(
 
   Rows of images that could not be read, and rows after the last image, are zeros. The list
   of reasons ends with the last image. For features see `SingleImage.features`. While a batch
-  is used, the next one is decoded.
+  is used, the next one is decoded. Padding that no image of a batch needs is cut off, unless
+  the model has tables of positions.
   """
   shape = (*loaded.image_size, loaded.channels)
+  family = loaded.model.family
+  # Tables of positions would be resized for other canvases.
+  trims = preprocess.pads and not (family.positions or family.offsets)
 
   def read(image):
     try:
@@ -182,4 +189,17 @@ def _batches(
       for i, features in enumerate(rows):
         for name, x in features.items():
           batch[name][i] = x
-      yield batch, list(why)
+      yield _trim(batch) if trims else batch, list(why)
+
+
+def _trim(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Cuts off padding at the right and below, where no image of the batch has pixels."""
+  mask = batch['image_mask']
+  ends = []
+  for axis, length in enumerate(mask.shape[1:]):
+    used = int(mask.any((0, 2 - axis)).sum())
+    step = max(length // _STEPS // _LEAST_STEP * _LEAST_STEP, _LEAST_STEP)
+    ends.append(min(max(-(-used // step), 1) * step, length))
+  height, width = ends
+  cut = {name: batch[name][:, :height, :width] for name in ('image', 'image_mask')}
+  return batch | cut
