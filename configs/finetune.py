@@ -40,6 +40,10 @@ Smallest slices: v3:2x2 or v5e:2x2.
 import ml_collections
 
 from vit_jax.config import ByMethod, parse_arg
+from vit_jax.errors import UserError
+
+# Sources of boxes.
+BOXES = ('coco', 'yolo', 'voc')
 
 # {data: (source, per cent of train to hold out as val, test, batch, steps, warmup, rate)}.
 DATASETS = {
@@ -90,6 +94,11 @@ def get_config(arg=None):
     dtype='float32',
     seed=0,
   )
+  if arg.data.partition(':')[0] in BOXES:
+    raise UserError(
+      f'data={arg.data} has boxes; finetune trains classes of images: '
+      f'--config=detect:weights={arg.weights},data={arg.data}.'
+    )
   if arg.data in DATASETS:
     source, held_out, test, *numbers = DATASETS[arg.data]
     end, train_all = f'{100 - held_out}%', 'train'

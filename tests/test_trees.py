@@ -1,6 +1,8 @@
 """Names and rules."""
 
+import ast
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -72,3 +74,14 @@ def test_merge_takes_everything_or_says_why():
   assert (report.reinitialized, report.unused) == (['head/k'], ['head/k'])
   with pytest.raises(ValueError, match=naming('b/k', 'c/k')):
     merge({'b/k': (4,)}, {'c/k': np.ones(4)})
+
+
+def test_the_hint_of_a_merge_names_exactly_the_parameters_that_differ():
+  shapes = {'a/b/k': (2,), 'a/b/c': (2,), 'a/d/k': (2,), 'e/k': (2,), 'e/f': (2,)}
+  source = {name: np.ones(2) for name in shapes if name != 'a/d/k'}
+  source |= {'e/k': np.ones(3), 'batch_stats/g/mean': np.ones(1)}
+  with pytest.raises(ValueError, match='skip') as error:
+    merge(shapes, source)
+  hint = ast.literal_eval(re.search(r'\[.*\]', str(error.value))[0])
+  assert hint == ['a/d/.*', 'e/k', 'g/.*']
+  assert merge(shapes, source, hint)[1].taken == ['a/b/k', 'a/b/c', 'e/f']

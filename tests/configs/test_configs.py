@@ -5,8 +5,9 @@ import shlex
 
 import pytest
 
-from tests.support import runs
+from tests.support import GOLDEN, naming, runs
 from vit_jax import config, models
+from vit_jax.errors import UserError
 from vit_jax.train import program, schema
 from vit_jax.train import run as train
 
@@ -52,6 +53,7 @@ RCNN = [
   'spec',
   [
     *('masked_patches', 'detr_coco', 'finetune', 'linear_seg', 'rcnn_digits'),
+    'detect.py:debug,masks=True',
     *(f'rcnn_coco.py:debug,variant={variant}' for variant in RCNN),
   ],
 )
@@ -61,11 +63,45 @@ def test_debug_starts(spec, tmp_path, monkeypatch):
   runs.until_the_first_step(monkeypatch, c, tmp_path)
 
 
+DETECTOR = f'{GOLDEN}/twostage/mask_rcnn_torchvision'
+
+
+@pytest.mark.parametrize('masks', [False, True])
+def test_a_detector_starts_with_heads_for_the_classes_of_the_data(
+  masks, tmp_path, monkeypatch, capsys
+):
+  runs.on_one_device(monkeypatch)
+  more = f'weights={DETECTOR},masks={masks},channels=3,freeze=stem'
+  c = config.load(f'configs/detect.py:debug,{more}')
+  runs.until_the_first_step(monkeypatch, c, tmp_path)
+  out = capsys.readouterr().out
+  heads = '(box|mask)_head0' if masks else 'box_head0'
+  (line,) = re.findall('initialised afresh: (.*)', out)
+  assert re.fullmatch(rf'{heads}/.*, {heads}/.* and \d more|{heads}/.*', line)
+  assert 'rcnn R50-FPN' not in out
+
+
+@pytest.mark.parametrize(
+  ('arg', 'facts'),
+  [
+    ('data=yolo:x,weights=y', ('data=yolo:x', 'boxes', '--config=detect')),
+    (f'data=digits,weights={DETECTOR}', ('mask_rcnn_torchvision', '--config=detect')),
+  ],
+)
+def test_boxes_and_detectors_are_refused_by_finetune(arg, facts, tmp_path, monkeypatch):
+  runs.on_one_device(monkeypatch)
+  with pytest.raises(UserError, match=naming(*facts)):
+    train.train(config.load(f'configs/finetune.py:{arg}'), tmp_path)
+
+
 def named(c):
-  """Returns a config; with the model B/16 if its weights would name the model."""
+  """Returns a config; with a model if its weights would name it."""
   if not c.get('weights') or 'name' in c['model']:
     return c
-  return {**c, 'model': {'name': 'vit', 'variant': 'B/16', **c['model']}}
+  model = {'name': 'vit', 'variant': 'B/16'}
+  if c['task']['name'] == 'rcnn':
+    model = {'name': 'rcnn', 'variant': 'R50-FPN'}
+  return {**c, 'model': {**model, **c['model']}}
 
 
 @every_config

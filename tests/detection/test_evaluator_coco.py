@@ -129,6 +129,22 @@ def test_a_mask_counts_in_the_pixels_of_the_image(regions):
     assert left - 1 <= columns.min() <= columns.max() <= left + w
 
 
+def test_unsure_answers_are_drawn_too(truth):
+  outputs = table(truth, 10)
+  # No answer of a digit scores 30 %.
+  outputs['logits'][..., -1] = 9
+  evaluator = build()
+  evaluator.run(predict, outputs)
+  boxes = evaluator.predictions['boxes']
+  assert boxes[:, 2].max() < 0.3
+  assert np.unique(boxes[:, 0], return_counts=True)[1].tolist() == [3] * 8
+  for place in range(8):
+    scores = boxes[boxes[:, 0] == place, 2]
+    _, found = evaluator.compared
+    of_image = found.scores[found.image == evaluator.predictions['index'][place]]
+    np.testing.assert_allclose(np.sort(scores), np.sort(of_image)[-3:])
+
+
 def test_masks_that_are_not_there(truth):
   with pytest.raises(UserError, match=naming('masks=True', 'boxes without masks')):
     build(masks=True).run(predict, table(truth, 10))

@@ -61,6 +61,8 @@ def test_multistep_is_the_schedule_of_bit(ends):
 def test_warmup_and_cooldown_must_fit():
   with pytest.raises(ValueError, match=naming('warmup', 11, 10)):
     optim.make_schedule(1.0, 10, warmup=11)
+  rate = optim.make_schedule(1.0, 10, warmup=0.2, decay='constant')
+  assert [float(rate(step)) for step in range(4)] == [0, 0.5, 1, 1]
 
 
 def test_an_epoch_wise_cosine_is_pytorch_s():

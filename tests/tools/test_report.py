@@ -258,9 +258,18 @@ def test_curves_that_belong_together_share_a_chart():
   assert not charts['Loss']['percent']
 
 
-def test_the_schedule_is_drawn_from_the_config():
+def test_losses_of_a_detector_have_plain_names():
+  losses = {f'train/loss_{part}': 1.0 for part in ('object', 'class', 'box')}
+  rows = [{'step': step, **losses, 'train/positives': 3.5} for step in (1, 2)]
+  charts = {chart['title']: chart for chart in numbers.charts([a_run(rows=rows)])}
+  assert list(charts) == ['Parts of the loss', 'Positive regions per image']
+  assert len(charts['Parts of the loss']['curves']) == 3
+
+
+@pytest.mark.parametrize('warmup', [3, 3 / 1_003])
+def test_the_schedule_is_drawn_from_the_config(warmup):
   rows = [{'step': step, 'train/lr': 7} for step in (500, 1_000)]
-  optim = dict(lr=0.1, schedule={'decay': 'linear', 'warmup': 3})
+  optim = dict(lr=0.1, schedule={'decay': 'linear', 'warmup': warmup})
   run = a_run(rows=rows, optim=optim, resolved={'total_steps': 1_003})
   ((curve,),) = [chart['curves'] for chart in numbers.charts([run])]
   points = dict(zip(curve['x'], curve['y'], strict=True))

@@ -41,6 +41,7 @@ ENTRIES = {
   'source of TFDS': {'objects': 'vit_jax.detection.data.tfds_objects:TfdsObjects'},
   'op': {
     'detr_resize': 'vit_jax.detection.data.object_ops:detr_resize',
+    'fit': 'vit_jax.detection.data.object_ops:fit',
     'detr_crop': 'vit_jax.detection.data.object_ops:detr_crop',
     'lsj': 'vit_jax.detection.data.object_ops:lsj',
     'canvas': 'vit_jax.detection.data.object_ops:canvas',

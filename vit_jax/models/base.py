@@ -63,6 +63,10 @@ class Family:
     branch_ends: regex of the modules whose output is the last branch of a block.
     prompts: keys of `tune.vpt.WHERE`, the places that prompts may have, the usual one first.
 
+  Classes:
+    heads: regex of the parameters, other than those of a classifier's head, whose shapes
+      depend on the number of classes.
+
   Images of other sizes, and parameters that are resized for them:
     positions: ((regex, axes), ...), the learned position tables [1, N, D], not stacked, that
       are resized for other grids. Their rows stand for positions of the grid ('hw', after
@@ -102,6 +106,8 @@ class Family:
   matrices: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], ...] = ()
   branch_ends: str = '(?!)'
   prompts: tuple[str, ...] = ()
+
+  heads: str = '(?!)'
 
   positions: tuple[tuple[str, str], ...] = ()
   position: str | None = None

@@ -12,6 +12,14 @@ TASKS = Registry(
 
 DEFAULT = 'classify'
 
+# The recipes for a user's own data, by the outputs of the model.
+RECIPES = {
+  'classes': 'finetune',
+  'boxes': 'detect:task=detect',
+  'regions': 'detect',
+  'pixels': 'linear_seg',
+}
+
 
 def build(name: str, model, spec: dict, **options):
   """Builds the task with this name.
@@ -33,11 +41,12 @@ def check_outputs(name: str, model: str, family) -> None:
   Args:
     model: the name of the model, for the message.
   """
-  expected = TASKS[name].OUTPUTS
-  if expected != family.outputs:
+  expected, outputs = TASKS[name].OUTPUTS, family.outputs
+  if expected != outputs:
+    recipe = f': --config={RECIPES[outputs]}' if outputs in RECIPES else ''
     raise ValueError(
       f'{name} trains models that give {OUTPUTS[expected]}; {model} gives '
-      f'{OUTPUTS[family.outputs]}'
+      f'{OUTPUTS[outputs]}{recipe}'
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import distributed, files, kernels, sharding, tasks, trees, weights
+from vit_jax import distributed, files, kernels, models, sharding, tasks, trees, weights
 from vit_jax.check import prefix_errors
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
@@ -132,6 +132,12 @@ def _complete(
     return config, None, []
   header = weights.from_section(**config['weights'])
   section = config['model'] if 'name' in config['model'] else {}
+  if not section:
+    with prefix_errors('config.weights.source'):
+      family = models.family(header.family, **header.fields)
+      tasks.check_outputs(
+        config['task'].get('name', tasks.DEFAULT), header.source, family
+      )
   config = schema.fill_model(config, weights.complete(section, header))
   pixels = pipelines.find(header)
   classifies = tasks.class_of(config).OUTPUTS == 'classes'

@@ -9,7 +9,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from vit_jax.weights.rename import Arrays
 from vit_jax.weights.source import Source, name_source
 
 _STATS = f'{trees.STATS}/'
+_MOST_HINTS = 8  # regexes in a message
 Shapes = Mapping[str, tuple[int, ...]]
 MOST_LAYERS = 1_000  # maximum number of layers, far above that of every published model
 # Maximum number of tokens, far above that of every published model. More would exhaust memory.
@@ -251,8 +252,8 @@ def fit(
   Args:
     source: weights of the same model, or of one that this model can start from, see
       `_start_from`.
-    skip: regexes of parameters that keep their initial values. A head whose number of classes
-      differs always keeps them.
+    skip: regexes of parameters that keep their initial values. Heads for another number of
+      classes always keep them.
     resize: the method for position embeddings, see RESIZERS.
   """
   resize = source.resize if resize == 'origin' else resize
@@ -272,6 +273,11 @@ def fit(
     skip = [*skip, *new]
     if _count_classes({n: x.shape for n, x in flat.items()}) != _count_classes(shapes):
       skip.append('head/.*')
+    skip += [
+      re.escape(n)
+      for n, shape in shapes.items()
+      if n in flat and re.fullmatch(family.heads, n) and not _fits(flat[n], shape)
+    ]
     taken, report = merge(shapes, flat, skip)
     check_finite(taken)
   unused = [n for n in source.unused if n not in report.unused]
@@ -315,17 +321,40 @@ def merge(
   differ = [
     f'{n} is {tuple(x.shape)} in the source, {tuple(shapes[n])} in the model'
     for n, x in taken.items()
-    if tuple(x.shape) != tuple(shapes[n])
+    if not _fits(x, shapes[n])
   ]
   problems = {'only in the model': missing, 'only in the source': extra}
   problems = _format_names({**problems, 'shapes that differ': differ}, 3)
   if problems:
-    raise ValueError(
-      f"{'; '.join(problems)}: change the model, or pass skip=['head/.*']"
-    )
+    wrong = {*missing, *extra, *(n for n in taken if not _fits(taken[n], shapes[n]))}
+    plain = lambda names: {n.removeprefix(_STATS) for n in names}
+    hint = list(_group_names(plain(wrong), plain({*shapes, *arrays})))
+    skipped = f', or add {hint} to skip' if len(hint) <= _MOST_HINTS else ''
+    raise ValueError(f'{"; ".join(problems)}: change the model{skipped}')
   reinitialized = [n for n in shapes if is_skipped(n)]
   unused = [n for n in arrays if is_skipped(n)]
   return taken, Merge(list(taken), reinitialized, unused, [])
+
+
+def _fits(x, shape) -> bool:
+  return tuple(x.shape) == tuple(shape)
+
+
+def _group_names(some: set[str], every: set[str], within: str = '') -> Iterator[str]:
+  """Yields regexes that match exactly `some` of the names of parameters, sorted.
+
+  Args:
+    within: the common start of the names.
+  """
+  for part in sorted({n.removeprefix(within).split('/')[0] for n in some}):
+    name = f'{within}{part}'
+    inside = {n for n in every if n.startswith(f'{name}/')}
+    if not inside:
+      yield name
+    elif inside <= some:
+      yield f'{name}/.*'
+    else:
+      yield from _group_names(some & inside, inside, f'{name}/')
 
 
 def _count_classes(shapes: Shapes) -> int | None:

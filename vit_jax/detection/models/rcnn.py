@@ -440,6 +440,7 @@ FAMILY = Family(
   variant,
   # Unlike a pyramid, it takes no maps in place of a backbone.
   inputs=lambda fields, size: {},
+  heads=r'box_head\d+/(classes|deltas)/.*|mask_head\d+/(kernel|bias)',
   outputs='regions',
   tiny=(
     dict(

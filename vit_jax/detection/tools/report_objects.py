@@ -44,7 +44,8 @@ def boxes(run: Run, name: str) -> dict:
       for place, i in enumerate(answers['index'].tolist())
       if i in examples
     ],
-    'note': f'Drawn are boxes that score {coco.LEAST:.0%} or more.',
+    'note': f'Drawn are boxes that score {coco.LEAST:.0%} or more, or else the '
+    f'best {coco.BEST} of an image.',
     'head': ['class', 'objects', 'AP', 'AP50', 'AP75'],
     'rows': [
       (k, f'{n:,}', *map(percent, aps))

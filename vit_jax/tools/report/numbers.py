@@ -21,6 +21,8 @@ _CLASSES = 50
 # are curves of that chart.
 _CHARTS = (
   ('Loss', r'.*/loss'),
+  ('Parts of the loss', r'train/loss_\w+'),
+  ('Positive regions per image', r'train/positives'),
   ('Accuracy', r'train/accuracy|.*/top[15]'),
   ('Few-shot accuracy', r'.*\dshot(_sweep)?'),
   ('Accuracy of probes', r'.*(_\d+nn|_top1)'),
@@ -58,6 +60,7 @@ def charts(runs: list[Run]) -> list[dict]:
   most = max(200, POINTS // math.ceil(len(runs) / 4))
   shared: dict[str, dict] = {}
   order = [title for title, _ in _CHARTS]
+  shared_by_runs = order[order.index('Learning rate') :]
   for number, run in enumerate(runs):
     for name in dict.fromkeys(name for row in run.rows for name in row):
       metric = evaluators.find_metric(name, run.evals)
@@ -73,7 +76,7 @@ def charts(runs: list[Run]) -> list[dict]:
       y = [float(f'{v:.5g}') if math.isfinite(v) else None for v in y]
       percent = metric.percent or name == 'train/accuracy'
       place = order.index(group) if group in order else len(order)
-      title = group if len(runs) == 1 or group in order[6:] else name
+      title = group if len(runs) == 1 or group in shared_by_runs else name
       log, zero = group == 'Gradient norm', group == 'Images per second'
       chart = dict(
         title=title, place=place, x='step', percent=percent, log=log, zero=zero
@@ -90,7 +93,10 @@ def schedule(config: dict) -> list[tuple[int, float]]:
     return []
   options = section.get('schedule') or {}
   rate = optim.make_schedule(section['lr'], total, **options)
-  corners = options.get('warmup', 0), total - 1 - options.get('cooldown', 0)
+  warmup = options.get('warmup', 0)
+  if isinstance(warmup, float):
+    warmup = round(warmup * total)
+  corners = warmup, total - 1 - options.get('cooldown', 0)
   steps = np.unique([*np.linspace(0, total - 1, 400).astype(int), *corners])
   return list(zip((steps + 1).tolist(), np.asarray(rate(steps)).tolist(), strict=True))
 
