@@ -87,23 +87,31 @@ def run(
   Args:
     function: (variables, features of a batch of images) -> {name: rows}; it is jitted.
   """
-  shape = (*loaded.image_size, loaded.channels)
-  example = {
-    'image': jax.ShapeDtypeStruct((batch_size, *shape), 'float32'),
-    'size': jax.ShapeDtypeStruct((batch_size, 2), 'int32'),
-  }
-  empty = jax.eval_shape(function, loaded.variables, example)
-  rows = {name: [np.zeros((0, *x.shape[1:]), x.dtype)] for name, x in empty.items()}
+  parts: list[dict[str, np.ndarray]] = []
   errors: list[str | None] = []
   # {kind of dtype: the value in rows of unreadable images}, NaN for other kinds.
   blanks = {'i': -1, 'b': False}
   for part, why in stream(loaded, images, preprocess, batch_size, function):
     errors += why
+    rows = {}
     for name, x in part.items():
       x = np.array(x)
       x[[reason is not None for reason in why]] = blanks.get(x.dtype.kind, np.nan)
-      rows[name].append(x)
-  return {name: np.concatenate(parts) for name, parts in rows.items()}, errors
+      rows[name] = x
+    parts.append(rows)
+  parts = parts or [_no_rows(loaded, batch_size, function)]
+  return {n: np.concatenate([rows[n] for rows in parts]) for n in parts[0]}, errors
+
+
+def _no_rows(loaded: Loaded, batch_size: int, function) -> dict[str, np.ndarray]:
+  """Returns the rows of no images; traces the function, which takes seconds."""
+  shape = (*loaded.image_size, loaded.channels)
+  example = {
+    'image': jax.ShapeDtypeStruct((batch_size, *shape), 'float32'),
+    'size': jax.ShapeDtypeStruct((batch_size, 2), 'int32'),
+  }
+  rows = jax.eval_shape(function, loaded.variables, example)
+  return {name: np.zeros((0, *x.shape[1:]), x.dtype) for name, x in rows.items()}
 
 
 def stream(
