@@ -49,10 +49,11 @@ def assert_boxes_are_exact(out):
     np.testing.assert_allclose(box, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize('resize', ['detr_resize(32, 48)', 'fit((48, 50))'])
 @pytest.mark.parametrize(('height', 'width'), [(40, 60), (33, 33), (7, 90), (101, 64)])
-def test_prediction_sees_the_same_pixels(height, width):
+def test_prediction_sees_the_same_pixels(height, width, resize):
   image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-  pp = 'decode|detr_resize(32, 48)|canvas((48, 50))|value_range((0, 0, -1), (1, 2, 3))'
+  pp = f'decode|{resize}|canvas((48, 50))|value_range((0, 0, -1), (1, 2, 3))'
   expected = run(pp, {'image': image})
   result = single_image.features([image], pp)
   np.testing.assert_array_equal(result['image'][0], expected['image'])
@@ -99,6 +100,17 @@ def test_sizes_of_detr(shape, size, longest, expected):
   image = np.zeros((*shape, 1), np.uint8)
   out = run(f'detr_resize({size}, {longest})', {'image': image})
   assert out['image'].shape[:2] == expected
+
+
+@pytest.mark.parametrize(
+  ('shape', 'expected'),
+  [((40, 60), (33, 50)), ((7, 90), (4, 50)), ((101, 64), (48, 30))],
+)
+def test_an_image_fits_as_lsj_fits_it(shape, expected):
+  features = {'image': np.zeros((*shape, 1), np.uint8)}
+  out = run('fit((48, 50))', features)['image']
+  assert out.shape == (*expected, 1)
+  assert run('lsj((48, 50), (1, 1))', features, [0, 0])['image'].shape == out.shape
 
 
 def test_a_size_is_drawn():
