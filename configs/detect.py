@@ -14,7 +14,7 @@ train=train[:90%],val=train[90%:].
 another recipe. It names the model and the preparation of pixels, and its heads start afresh
 if it has other classes. For a DETR add task=detect. With variant=R50-FPN, R101-FPN, sfp:B,
 ..., see the recipe rcnn_coco, the weights are those of the backbone. Without weights a small
-Mask R-CNN of 2.8 million parameters is trained, which finds simple objects.
+R-CNN of 1.4 million parameters is trained, which finds simple objects.
 
 `res` is the longer side of the canvas in pixels, and `aspect` its width divided by its
 height: aspect=1.5 for photographs, most of which are landscape. Images are resized to fit on
@@ -27,7 +27,8 @@ The rate is 1e-4 with weights, and 1e-3 without. `epochs` counts passes through 
 steps=N replaces it.
 
 Hardware: 16 GB of an accelerator take 8 images of 512 pixels. On a CPU take a small canvas.
-The tutorial "A detector of your own" expects an AP50 of 90 % in 10 minutes on 2 CPU cores.
+The tutorial "A detector of your own" reaches an AP50 of 100 % and an AP of 88 % on generated
+images of 160 x 120 pixels in 300 CPU seconds.
 Smallest slices: v3:2x2 or v5e:2x2.
 """
 
