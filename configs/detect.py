@@ -26,7 +26,7 @@ AdamW with gradients clipped at norm 1 and a cosine after a warmup of a twentiet
 The rate is 1e-4 with weights, and 1e-3 without. `epochs` counts passes through the data;
 steps=N replaces it.
 
-Hardware: 16 GB of an accelerator take 8 images of 512 pixels. On a CPU take a small canvas.
+Hardware: any; on a CPU take a small canvas.
 The tutorial "A detector of your own" reaches an AP50 of 100 % and an AP of 88 % on generated
 images of 160 x 120 pixels in 300 CPU seconds.
 Smallest slices: v3:2x2 or v5e:2x2.
