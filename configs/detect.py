@@ -122,8 +122,9 @@ def get_config(arg=None):
   lengths = ', '.join(f'{name}={arg.boxes}' for name in names)
   decode = f'decode({arg.channels})'
   data = dict(source=arg.data, batch_size=arg.batch)
-  options = dict(masks=True) if arg.masks else {}
-  c.data = dict(**data, split=arg.train, source_options=options)
+  c.data = dict(**data, split=arg.train)
+  if arg.masks:
+    c.data.source_options = dict(masks=True)
   c.data.pp = f'{decode}{flip}|lsj({canvas}, (0.5, 1.5))|{ends}({lengths})'
   c.task = dict(name=arg.task)
   c.optim = dict(name='adamw', lr=arg.lr or (1e-4 if arg.weights else 1e-3), wd=1e-4)
