@@ -24,6 +24,7 @@ DOCUMENTS = [*documents.DOCUMENTS, ROOT / 'CONTRIBUTING.md', ROOT / '.ci/run']
 DISTRIBUTIONS = {'PIL': 'pillow', 'orbax': 'orbax-checkpoint'}
 DISTRIBUTIONS |= {
   'google': 'protobuf',
+  'yaml': 'pyyaml',
   'mlflow': 'mlflow-skinny',
   'jaxlib': 'jax',
   'sklearn': 'scikit-learn',
