@@ -71,19 +71,24 @@ class Axis(NamedTuple):
 def bin_weights(
   low: jax.Array,
   high: jax.Array,
-  cells: int,
+  cells: int | jax.Array,
   size: int,
   samples: int = 0,
   aligned: bool = True,
+  length: int | None = None,
 ) -> jax.Array:
-  """Returns float32 [..., size, cells]: the weight of each cell in each bin of one axis.
+  """Returns float32 [..., size, length]: the weight of each cell in each bin of one axis.
 
   Args:
     low, high: float32 [...], the ends of the boxes, in cells.
+    cells: the number of cells of the map, or of each box's map, int [...].
     size, samples, aligned: as in `roi_align`.
+    length: the cells to return weights of, those of the largest map; None: `cells`.
   """
+  length = cells if length is None else length
+  cells = jnp.asarray(cells)[..., None, None]
   axis = Axis.divide(
     low[..., None, None], high[..., None, None], size, samples, aligned
   )
   bins = jnp.arange(size, dtype=jnp.float32)[:, None]
-  return axis.weights(bins, jnp.arange(cells, dtype=jnp.float32), cells, samples)
+  return axis.weights(bins, jnp.arange(length, dtype=jnp.float32), cells, samples)

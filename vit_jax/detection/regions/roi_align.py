@@ -66,131 +66,164 @@ def roi_align(
 
 
 def _products(maps, boxes, levels, strides, size, samples, aligned):
-  total = 0
-  for level, (x, stride) in enumerate(zip(maps, strides, strict=True)):
-    low, high = jnp.split(boxes * (1 / stride), 2, -1)  # x and y of both corners
-    columns, rows = (
-      bin_weights(low[..., i], high[..., i], x.shape[2 - i], size, samples, aligned)
-      for i in range(2)
+  scales = jnp.take((1 / np.array(strides)).astype(np.float32), levels)
+  low, high = jnp.split(boxes * scales[..., None], 2, -1)  # x and y of both corners
+  columns, rows = (
+    bin_weights(
+      low[..., i],
+      high[..., i],
+      jnp.take(lengths, levels),
+      size,
+      samples,
+      aligned,
+      length=max(lengths),
     )
-    rows = jnp.where((levels == level)[..., None, None], rows, 0)
-    total += _contract(rows, columns, x)
-  return total.astype(maps[0].dtype)
+    for i, lengths in enumerate((_lengths(maps, 2), _lengths(maps, 1)))
+  )
+  return _contract(rows, columns, levels, tuple(maps)).astype(maps[0].dtype)
 
 
-def _contract_whole(rows: jax.Array, columns: jax.Array, x: jax.Array) -> jax.Array:
-  """Returns Wy F Wx^T for each box, float32 [B, R, P, Q, C].
+def _lengths(maps, axis: int) -> np.ndarray:
+  return np.array([x.shape[axis] for x in maps])
+
+
+def _contract_whole(rows, columns, levels, maps) -> jax.Array:
+  """Returns Wy F Wx^T for each box, float32 [B, R, P, Q, C], with F from its level.
 
   Args:
-    rows, columns: weights [B, R, P, h] and [B, R, Q, w].
-    x: the map [B, h, w, C].
+    rows, columns: weights [B, R, P, h] and [B, R, Q, w], for the largest h and w.
+    levels: int [B, R].
+    maps: one [B, h, w, C] for each level.
   """
   # bfloat16 maps are accurate to 2**-9 only, so the weights may be rounded likewise.
-  precision = 'default' if x.dtype == jnp.bfloat16 else 'highest'
+  precision = 'default' if maps[0].dtype == jnp.bfloat16 else 'highest'
   product = functools.partial(jnp.einsum, precision=precision)
-  pooled = product('brph,bhwc->brpwc', rows, x.astype(jnp.float32))
-  return product('brqw,brpwc->brpqc', columns, pooled)
+  total = 0
+  for level, x in enumerate(maps):
+    h, w = x.shape[1:3]
+    ours = jnp.where((levels == level)[..., None, None], rows[..., :h], 0)
+    pooled = product('brph,bhwc->brpwc', ours, x.astype(jnp.float32))
+    total += product('brqw,brpwc->brpqc', columns[..., :w], pooled)
+  return total
 
 
 @jax.custom_vjp
-def _contract_windows(rows: jax.Array, columns: jax.Array, x: jax.Array) -> jax.Array:
-  """Computes `_contract_whole` from the windows of x in which a box has weights.
+def _contract_windows(rows, columns, levels, maps) -> jax.Array:
+  """Computes `_contract_whole` from the windows of a map in which a box has weights.
 
   It visits one box after another, so it needs no memory for others. A sum has fewer terms
   than over the whole map, all others being 0: results differ by the rounding of float32.
   """
+  C, window = maps[0].shape[-1], _window(rows, columns)
+  maps = [_pad(x, window) for x in maps]
+  heights, widths = _lengths(maps, 1), _lengths(maps, 2)
 
   def pool(box):
-    image, rows, columns = box
+    image, level, rows, columns = box
+    size = jnp.take(heights, level), jnp.take(widths, level)
+    cut = lambda x: lambda y, z: lax.dynamic_slice(x, (image, y, z, 0), (1, *window, C))
 
-    def add(total, window):
-      start, rows, columns = window
-      cells = lax.dynamic_slice(x, (image, *start, 0), _window_shape(x))[0]
+    def add(total, start, rows, columns):
+      cells = lax.switch(level, [cut(x) for x in maps], *start)[0]
       part = jnp.einsum('ph,hwc->pwc', rows, cells.astype(jnp.float32))
       return total + jnp.einsum('qw,pwc->pqc', columns, part)
 
-    zeros = jnp.zeros((len(rows), len(columns), x.shape[-1]), jnp.float32)
-    return _over_windows(add, zeros, rows, columns)
+    zeros = jnp.zeros((len(rows), len(columns), C), jnp.float32)
+    return _over_windows(add, zeros, rows, columns, size)
 
-  pooled = lax.map(pool, _list_boxes(rows, columns))
+  pooled = lax.map(pool, (*_list_boxes(levels), *_flatten(rows, columns)))
   return pooled.reshape(*rows.shape[:2], *pooled.shape[1:])
 
 
-def _contract_forward(rows, columns, x):
-  return _contract_windows(rows, columns, x), (rows, columns, x)
+def _contract_forward(*arguments):
+  return _contract_windows(*arguments), arguments
 
 
 def _contract_backward(residuals, gradient):
-  """Returns the gradient of the map; none reaches the weights, see `roi_align`."""
-  rows, columns, x = residuals
-  boxes = _list_boxes(rows, columns)
+  """Returns the gradients of the maps; none reaches the weights, see `roi_align`."""
+  rows, columns, levels, maps = residuals
+  window = _window(rows, columns)
+  boxes = (*_list_boxes(levels), *_flatten(rows, columns, gradient))
 
-  def visit(total, box):
-    (image, rows, columns), gradient = box
+  def gradient_of(level, x):
+    padded = _pad(x, window)
 
-    def add(total, window):
-      start, rows, columns = window
-      part = jnp.einsum('qw,pqc->pwc', columns, gradient)
-      part = jnp.einsum('ph,pwc->hwc', rows, part)
-      start = image, *start, 0
-      cells = lax.dynamic_slice(total, start, _window_shape(x))
-      return lax.dynamic_update_slice(total, cells + part, start)
+    def visit(total, box):
+      image, its_level, rows, columns, gradient = box
 
-    return _over_windows(add, total, rows, columns), None
+      def add(total, start, rows, columns):
+        part = jnp.einsum('qw,pqc->pwc', columns, gradient)
+        part = jnp.einsum('ph,pwc->hwc', rows, part)
+        start = image, *start, 0
+        cells = lax.dynamic_slice(total, start, (1, *part.shape))
+        return lax.dynamic_update_slice(total, cells + part, start)
 
-  gradient = gradient.reshape(-1, *gradient.shape[2:])
-  total, _ = lax.scan(visit, jnp.zeros(x.shape, jnp.float32), (boxes, gradient))
-  return jnp.zeros_like(rows), jnp.zeros_like(columns), total.astype(x.dtype)
+      rows = jnp.where(its_level == level, rows, 0)
+      return _over_windows(add, total, rows, columns, padded.shape[1:3]), None
+
+    total, _ = lax.scan(visit, jnp.zeros(padded.shape, jnp.float32), boxes)
+    return total[:, : x.shape[1], : x.shape[2]].astype(x.dtype)
+
+  zeros = jnp.zeros_like(rows), jnp.zeros_like(columns), None
+  return *zeros, tuple(gradient_of(level, x) for level, x in enumerate(maps))
 
 
 _contract_windows.defvjp(_contract_forward, _contract_backward)
 _contract = choose_by_platform(cpu=_contract_windows, default=_contract_whole)
 
 
-def _window_shape(x: jax.Array) -> tuple[int, ...]:
-  return (1, *(min(n, _WINDOW) for n in x.shape[1:3]), x.shape[-1])
+def _window(rows, columns) -> tuple[int, int]:
+  return min(_WINDOW, rows.shape[-1]), min(_WINDOW, columns.shape[-1])
 
 
-def _list_boxes(rows, columns) -> tuple[jax.Array, ...]:
-  """Returns (image [B R], rows [B R, P, h], columns [B R, Q, w])."""
-  B, R = rows.shape[:2]
-  image = jnp.repeat(jnp.arange(B), R)
-  return image, *(x.reshape(B * R, *x.shape[2:]) for x in (rows, columns))
+def _pad(x: jax.Array, window: tuple[int, int]) -> jax.Array:
+  """Pads a map that is smaller than a window."""
+  more = [(0, max(n - m, 0)) for n, m in zip(window, x.shape[1:3], strict=True)]
+  return jnp.pad(x, [(0, 0), *more, (0, 0)])
 
 
-def _over_windows(add, total, rows, columns):
-  """Calls `total = add(total, window)` for the windows in which a box has weights.
+def _list_boxes(levels: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns the image and the level of each box, int [B R]."""
+  B, R = levels.shape
+  return jnp.repeat(jnp.arange(B), R), levels.reshape(-1)
+
+
+def _flatten(*arrays):
+  return [x.reshape(-1, *x.shape[2:]) for x in arrays]
+
+
+def _over_windows(add, total, rows, columns, size):
+  """Calls `total = add(total, start, rows, columns)` for each window with weights of a box.
 
   Args:
-    add: function of the total and (start (y, x), rows [P, n], columns [Q, m]).
+    add: function of the total, the window's first cell (y, x), and its weights.
     rows, columns: weights of one box, [P, h] and [Q, w].
+    size: (height, width) of the map, at least of a window.
   """
-  first_row, number = _covered(rows)
-  first_column, across = _covered(columns)
+  window = _window(rows, columns)
+  first_row, number = _covered(rows, window[0])
+  first_column, across = _covered(columns, window[1])
 
   def step(k, total):
-    y, rows_here = _cut(rows, first_row + k // across * _WINDOW)
-    x, columns_here = _cut(columns, first_column + k % across * _WINDOW)
-    return add(total, ((y, x), rows_here, columns_here))
+    y, ours = _cut(rows, first_row + k // across * window[0], window[0], size[0])
+    x, its = _cut(columns, first_column + k % across * window[1], window[1], size[1])
+    return add(total, (y, x), ours, its)
 
   return lax.fori_loop(0, number * jnp.maximum(across, 1), step, total)
 
 
-def _covered(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _covered(weights: jax.Array, side: int) -> tuple[jax.Array, jax.Array]:
   """Returns the first cell with a weight, and the number of windows up to the last."""
   cells = (weights != 0).any(0)
-  first, length = jnp.argmax(cells), len(cells)
-  last = length - jnp.argmax(cells[::-1])
-  return first, jnp.where(cells.any(), (last - first + _WINDOW - 1) // _WINDOW, 0)
+  first, last = jnp.argmax(cells), len(cells) - jnp.argmax(cells[::-1])
+  return first, jnp.where(cells.any(), (last - first + side - 1) // side, 0)
 
 
-def _cut(weights: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _cut(weights: jax.Array, first: jax.Array, side: int, length):
   """Cuts out a window's weights; returns (the window's first cell, weights).
 
   A window at the end of the map starts before `first`, with weights of 0.
   """
-  length = weights.shape[1]
-  side = min(_WINDOW, length)
   start = jnp.minimum(first, length - side)
   cut = lax.dynamic_slice(weights, (0, start), (len(weights), side))
   return start, jnp.where(start + jnp.arange(side) >= first, cut, 0)
