@@ -173,6 +173,17 @@ def test_bad_names(case, tmp_path):
     opened(f'yolo:{tmp_path}')
 
 
+def test_images_that_cannot_be_read_are_bad_images(tmp_path):
+  (tmp_path / 'classes.txt').write_text('cat\ndog')
+  add(tmp_path, 'images', 'labels', 'a', LABEL)
+  (tmp_path / 'images' / 'a.png').write_text('no image')
+  os.mkfifo(tmp_path / 'images' / 'b.png')
+  source = opened(f'yolo:{tmp_path}')
+  rows = {os.path.basename(source.name_of(i)): x for i, x in enumerate(read(source))}
+  assert rows['a.png']['image'] == b'no image'  # the decoder reports it
+  assert 'not a regular file' in rows['b.png']['error']
+
+
 def test_bad_folders(tmp_path):
   (tmp_path / 'classes.txt').write_text('cat\ndog')
   with pytest.raises(UserError, match='no such directory'):

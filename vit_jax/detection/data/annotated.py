@@ -173,6 +173,9 @@ def header_size(file, exif: bool) -> tuple[int, int] | None:
   """
   from PIL import Image
 
+  # A FIFO would block.
+  if isinstance(file, str) and not os.path.isfile(file):
+    return None
   try:
     with Image.open(file) as image:
       turned = exif and image.getexif().get(_ORIENTATION, 1) >= 5
