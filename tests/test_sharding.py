@@ -91,6 +91,15 @@ def test_unknown_rules_are_refused():
     specs(sharding.make_mesh(data=4, tensor=2), [('.*', ('tensor',))], {'a': (4, 3)})
 
 
+def test_a_tensor_axis_that_splits_nothing_is_refused():
+  mesh = sharding.make_mesh(data=4, tensor=2)
+  tree = {'query': {'kernel': jax.ShapeDtypeStruct((64, 4, 16), jnp.float32)}}
+  with pytest.raises(UserError, match=naming('mesh.tensor=2', 'fsdp_tensor')):
+    sharding.abstract(tree, mesh, 'fsdp')
+  x = sharding.abstract({'a': tree}, mesh, 'fsdp_tensor')['a']['query']['kernel']
+  assert x.sharding.spec == P(None, 'tensor', None)
+
+
 def test_global_batch_spreads_examples_in_order():
   mesh = sharding.make_mesh(data=4, fsdp=2)
   batch = sharding.global_batch({'x': np.arange(16)}, mesh)

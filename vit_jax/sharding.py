@@ -165,11 +165,22 @@ def state_shardings(tree, mesh: Mesh, rules=DEFAULT):
 
 
 def abstract(tree, mesh: Mesh, rules=DEFAULT):
-  """Returns a tree of `jax.ShapeDtypeStruct` with their `state_shardings`."""
+  """Returns a tree of `jax.ShapeDtypeStruct` with their `state_shardings`.
+
+  Raises:
+    UserError: if the mesh has a tensor axis along which the rules split nothing. Its devices
+      would all do the same work.
+  """
+  shardings = state_shardings(tree, mesh, rules)
+  split = {axis for sharding in jax.tree.leaves(shardings) for axis in sharding.spec}
+  if mesh.shape['tensor'] > 1 and 'tensor' not in split:
+    raise UserError(
+      f'config.mesh.tensor={mesh.shape["tensor"]}, but config.sharding splits no parameter of '
+      "this model over tensor: set config.sharding='fsdp_tensor' for a Transformer, list rules "
+      'of your own, or use mesh.fsdp.'
+    )
   return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    tree,
-    state_shardings(tree, mesh, rules),
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
   )
 
 

@@ -141,8 +141,8 @@ def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch, changes, error):
     monkeypatch.setattr(run_module.Trainer, 'compile', compile)
   with pytest.raises((errors.RunError, KeyboardInterrupt)):
     again(folder, *changes)
-  assert not folder.exists()
-  folder.mkdir()
+  assert not folder.parent.exists()
+  folder.mkdir(parents=True)
   (folder / 'notes').write_text('mine')
   with pytest.raises((errors.RunError, KeyboardInterrupt)):
     again(folder, *changes)

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import distributed, files, kernels, models, sharding, tasks, trees, weights
+from vit_jax import distributed, kernels, models, sharding, tasks, trees, weights
 from vit_jax.check import prefix_errors
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
@@ -55,12 +55,9 @@ def train(
   config = schema.check(config)
   with contextlib.ExitStack() as stack:
     enter = stack.enter_context
-    enter(folder.explain_errors(workdir))
-    existed = files.path(workdir).exists()
     # Enter this first, so that a signal from here on does not leave an empty folder.
     stop = enter(StopSignal())
-    workdir = enter(folder.lock(workdir))
-    enter(folder.remove_unless_begun(workdir, existed, stop))
+    workdir = enter(folder.session(workdir, stop))
     _check_files(workdir)
     enter(folder.noise_to_log(workdir))
     mesh = sharding.make_mesh(**config['mesh'])

@@ -23,6 +23,25 @@ _OF_A_RUN = {LOCK_FILE, 'config.json', 'metrics.jsonl', 'status.json', 'checkpoi
 
 
 @contextlib.contextmanager
+def session(workdir, stop) -> Iterator[Path]:
+  """Holds the folder of a run while it runs, and yields its absolute path.
+
+  The folder is locked, and removed again if the run ends before its first step. Errors of the
+  file system are explained.
+
+  Args:
+    stop: see `remove_unless_begun`.
+  """
+  existed = files.path(workdir).exists()
+  with (
+    explain_errors(workdir),
+    lock(workdir) as path,
+    remove_unless_begun(path, existed, stop),
+  ):
+    yield path
+
+
+@contextlib.contextmanager
 def lock(workdir) -> Iterator[Path]:
   """Locks `workdir` for this run, makes it if needed, and yields its absolute path.
 
