@@ -31,26 +31,26 @@ MODULES = sorted(
 # another, or says in its commit why it is worth it.
 ROOMS = {
   'checkpoint': (23, 0),
-  'data': (206, 59),
-  'detection': (154, 104),
+  'data': (207, 59),
+  'detection': (168, 106),
   'evaluators': (60, 26),
   'explain': (35, 0),
   'imagenet': (5, 0),
   'kernels': (24, 0),
   'lab': (119, 23),
-  'models': (98, 131),
-  'modules': (140, 2),
+  'models': (99, 132),
+  'modules': (143, 2),
   'nn': (51, 0),
   'optim': (15, 14),
   'tasks': (10, 5),
   'text': (6, 0),
-  'tools': (128, 82),
-  'train': (105, 3),
+  'tools': (131, 85),
+  'train': (107, 3),
   'tune': (55, 15),
-  'weights': (187, 0),
+  'weights': (189, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 44_900, 'configs': 2_200, 'tests': 32_500}
+LINES = {'vit_jax': 46_700, 'configs': 2_300, 'tests': 33_700}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.
