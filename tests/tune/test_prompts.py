@@ -12,12 +12,18 @@ from tests.support.tuning import (
   attach,
   of_reference,
   plain,
+  random,
   reference,
   run,
   vit,
 )
 from vit_jax import models, trees, tune
 from vit_jax.nn.layers import MultiHeadDotProductAttention
+
+
+def random_params(model) -> dict:
+  return trees.unflatten(random(model.shapes((32, 32, 3))['params']))
+
 
 # -- against references ---------------------------------------------------------------
 
@@ -163,8 +169,8 @@ def test_a_mean_of_tokens_leaves_prompts_out_by_default(pool):
   fields = dict(patch_size=(8, 8), width=32, depth=1, mlp_dim=32, num_heads=2)
   model = models.build('vit', classifier='gap', num_classes=3, **fields)
   tuned = attach(model, method='vpt', number=4, pool=pool)
-  init = jax.jit(tuned.init_with_output)
-  (_, out), _ = init(jax.random.key(0), reference()['image'])
+  params = random_params(tuned)
+  _, out = jax.jit(tuned.apply)({'params': params}, reference()['image'])
   assert out['encoded'].shape[1] == (16 if pool is None else 20)
   np.testing.assert_allclose(out['pre_logits'], out['encoded'].mean(1), atol=1e-6)
 
@@ -191,7 +197,7 @@ def test_positions_of_patches_are_as_without_prompts(fields):
   model = models.build('vit', num_classes=3, **small, **fields)
   tuned = attach(model, method='vpt', number=4)
   images = reference()['image']
-  params = jax.jit(model.init)(jax.random.key(0), images)['params']
+  params = random_params(model)
   rng = np.random.default_rng(0)
   head = {'kernel': rng.normal(size=(32, 3)), 'bias': np.zeros(3)}
   added = {'prompts': rng.normal(size=(1, 4, 32))}
@@ -207,17 +213,17 @@ def test_a_frame_surrounds_the_image():
   model = models.build('bit', num_classes=3, blocks=(1,), width=32)
   tuned = attach(model, method='vpt', number=3)
   x = reference()['image']
-  variables = jax.jit(tuned.init)(jax.random.key(0), x)
-  added = variables['params']['tune']
+  params = random_params(tuned)
+  added = params['tune']
   assert sum(a.size for a in added.values()) == 3 * 6 * (32 + 6) + 3 * 32 * 6
   framed = np.full((2, 38, 38, 3), np.nan, np.float32)
   framed[:, 3:-3, 3:-3] = x
   framed[:, :3], framed[:, -3:] = added['rows'][:3], added['rows'][3:]
   framed[:, 3:-3, :3], framed[:, 3:-3, -3:] = np.split(added['columns'], 2, 1)
-  own = {name: p for name, p in variables['params'].items() if name != 'tune'}
+  own = {name: p for name, p in params.items() if name != 'tune'}
   stem = lambda model: jax.jit(lambda v, x: model.apply(v, x)[1]['stem'])
   expected = stem(model)({'params': own}, framed)
-  np.testing.assert_array_equal(stem(tuned)(variables, x), expected)
+  np.testing.assert_array_equal(stem(tuned)({'params': params}, x), expected)
 
 
 @pytest.mark.parametrize('method', ['vpt', 'adapter', 'lora', 'mlp'])
