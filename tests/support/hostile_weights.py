@@ -330,6 +330,7 @@ def configs():
       yield f'config: preprocessor {key} is {name}', make
   name, wrong = 'open_clip_config.json', {'pair': [0.5, 0.5], 'too large': [1e308] * 3}
   cases = {('model_cfg.vision_cfg.head_width', 'true'): True}
+  cases |= {('model_cfg.vision_cfg.norm_kwargs.eps', 'NaN'): float('nan')}
   for key in ('mean', 'std', 'interpolation'):
     cases |= {(f'preprocess_cfg.{key}', k): v for k, v in {**VALUES, **wrong}.items()}
   for (key, case), value in cases.items():

@@ -54,6 +54,7 @@ BAD = {
   'config: preprocess_cfg.interpolation is texts': ('interpolation',),
   'config: preprocess_cfg.interpolation is text': ('no such', 'bicubic'),
   'config: model_cfg.vision_cfg.head_width': ('head_width', 'True'),
+  'config: model_cfg.vision_cfg.norm_kwargs.eps': ('layer_norm_eps', 'nan'),
   'other arrays': ("['a']", 'google (vit)'),
 }
 

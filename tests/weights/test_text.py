@@ -128,6 +128,25 @@ def test_a_text_tower_that_is_not_read_is_left_out(tmp_path):
   assert 'other/kernel' in loaded.report
 
 
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'norm_kwargs': {'eps': np.nan}},
+    {'pool_type': 'eos', 'eos_id': 'x'},
+    {'tokenizer_kwargs': {'clean': 'no such'}},
+  ],
+)
+def test_a_text_tower_that_cannot_be_computed_is_left_out(change, tmp_path):
+  folder = shutil.copytree(GOLDEN / 'clip_open_clip', tmp_path / 'clip')
+  path = folder / 'open_clip_config.json'
+  config = json.loads(path.read_text(encoding='utf-8'))
+  config['model_cfg']['text_cfg'] |= change
+  path.write_text(json.dumps(config), encoding='utf-8')
+  loaded = vit_jax.load(folder)
+  assert not isinstance(loaded, ImageText)
+  assert 'no texts' in loaded.report
+
+
 def test_ids_beyond_the_table_name_the_vocabulary(pair, tmp_path):
   vocab = pair.towers.text.vocab
   with pytest.raises(ValueError, match=f'{vocab} is not one of the {vocab}'):

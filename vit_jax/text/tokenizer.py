@@ -80,7 +80,9 @@ class Tokenizer:
   `path` is the file of the vocabulary.
   """
 
-  def __init__(self, path: Path, encode: Callable[[str], list[int]], end: int, rules):
+  def __init__(
+    self, path: Path, encode: Callable[[str], list[int]], end: int, rules: Rules
+  ):
     self.path, self._encode, self._end, self.rules = path, encode, end, rules
 
   def __call__(self, texts: Iterable[str]) -> np.ndarray:
@@ -90,14 +92,14 @@ class Tokenizer:
     rows, length = [], self.rules.length
     pad = self._end if self.rules.pad is None else self.rules.pad
     for text in texts:
-      ids = self._ids(text)
+      ids = self._encode_text(text)
       ids = ids[:-1] if ids[-1:] == [self._end] else ids
       ids = [*ids[: length - 1], self._end]
       rows.append([*ids, *[pad] * (length - len(ids))])
     with files.reading(self.path):
       return np.array(rows, np.int32).reshape(-1, length)
 
-  def _ids(self, text: str) -> list[int]:
+  def _encode_text(self, text: str) -> list[int]:
     try:
       text.encode()
       return self._encode(CLEAN[self.rules.clean](text))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import terminal, trees
+from vit_jax import check, terminal, trees
 from vit_jax.errors import UserError
 from vit_jax.models.text import TextTransformer, TwoTowers
 from vit_jax.text import tokenizer
@@ -137,6 +137,7 @@ def pair(loaded: Loaded, source: Source) -> Loaded:
   """Combines an image tower with the text tower of its file, if that can be read."""
   try:
     read = text.read(source.text, source.fields)
+    check.bind('text tower', read.fields, TextTransformer)
   except ValueError as error:
     return dataclasses.replace(loaded, report=f'{loaded.report}\n  no texts: {error}')
   tower = TextTransformer(**read.fields)

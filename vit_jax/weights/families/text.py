@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.text.tokenizer import Rules
+from vit_jax.errors import choose
+from vit_jax.text.tokenizer import CLEAN, Rules
 from vit_jax.weights import configs, rename
 from vit_jax.weights.configs import section
 from vit_jax.weights.rename import Arrays, Rule, Table, table
@@ -117,7 +118,7 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
   fields |= {
     'act': configs.activation(own.get('hidden_act', act)),
     'norm_eps': own.get('layer_norm_eps', eps),
-    'num_heads': configs.side(own.get('num_attention_heads', heads), 'heads'),
+    'num_heads': own.get('num_attention_heads', heads),
   }
   return _text(arrays, _hf_rules(fields['num_heads']), fields, tokens)
 
@@ -163,8 +164,7 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   if pool not in ('argmax', 'eos', 'last'):
     raise ValueError(f"pool_type={pool!r}, expected 'argmax', 'eos' or 'last'")
   model = model or {'quick_gelu': image['act'] == 'quick_gelu'}
-  heads = arrays['positional_embedding'].shape[1] // 64
-  heads = configs.side(own.get('heads', heads), 'text_cfg.heads')
+  heads = own.get('heads', arrays['positional_embedding'].shape[1] // 64)
   fields = {
     'mask': 'none' if own.get('no_causal_mask') else 'causal',
     'pooling': 'last' if pool == 'last' else 'eot',
@@ -246,6 +246,8 @@ def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
   flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
   vocab, width = flat['embedding/embedding'].shape
   length = len(flat['pos_embedding'])
+  configs.epsilon(fields['norm_eps'])
+  choose('cleaning of texts', tokens['clean'], CLEAN)
   fields = fields | {
     'vocab': vocab,
     'length': length,

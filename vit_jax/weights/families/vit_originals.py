@@ -246,7 +246,9 @@ def _open_clip(config: dict, source: str) -> Facts:
   head_width = configs.side(vision.get('head_width', 64), 'head_width')
   fields = {
     'act': configs.open_clip_act(model, vision),
-    'norm_eps': configs.section(vision, 'norm_kwargs').get('eps', 1e-5),
+    'norm_eps': configs.epsilon(
+      configs.section(vision, 'norm_kwargs').get('eps', 1e-5)
+    ),
     'num_heads': vision['width'] // head_width,
   }
   pp = configs.section(config, 'vit_jax').get('pp')
