@@ -147,13 +147,14 @@ def test_non_square_images_and_patches():
   with pytest.raises(ValueError, match=naming('7x36', '8x4')):
     model.apply(variables, np.zeros((1, 7, 36, 3), np.float32))
   # The patch embedding is the strided convolution.
-  expected = jax.lax.conv_general_dilated(
+  product = jax.lax.conv_general_dilated(
     x,
     params['embedding']['kernel'],
     (8, 4),
     'VALID',
     dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
   )
+  expected = product + params['embedding']['bias']
   # Sums of 96 products in another order.
   np.testing.assert_allclose(out['stem'], expected, atol=2e-6)
 

@@ -13,7 +13,10 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class Loaded:
-  """A model with its parameters. It unpacks as a pair: `model, params = load(...)`."""
+  """A model with its parameters.
+
+  It unpacks as a pair, `model, params = load(...)`, if it has no other collection.
+  """
 
   model: Any
   variables: dict  # {'params': nested dict of float32 arrays}, and other collections
@@ -33,6 +36,11 @@ class Loaded:
     return self.variables['params']
 
   def __iter__(self) -> Iterator:
+    if others := sorted(self.variables.keys() - {'params'}):
+      raise UserError(
+        f'{self.source} has {others[0]!r} besides its parameters, which `model, params = '
+        '...` would drop: use `loaded.model` and `loaded.variables`.'
+      )
     return iter((self.model, self.params))
 
   def __repr__(self) -> str:
