@@ -90,19 +90,32 @@ def proposals(
     least: the minimum side length; proposals with a shorter side are dropped.
     clamp_both: see `coding.decode`.
   """
+  # Levels are padded to one length: a program for all compiles faster than one for each.
+  numbers = [min(before, len(logit)) for logit in logits]
   levels = []
-  for logit, delta, anchor in zip(logits, deltas, anchors, strict=True):
-    best, index = _best(logit.astype(jnp.float32), min(before, len(logit)))
-    boxes = coding.decode(
-      delta[index], jnp.asarray(anchor)[index], (1.0,) * 4, clamp_both
+  for number, logit, delta, anchor in zip(
+    numbers, logits, deltas, anchors, strict=True
+  ):
+    best, index = _best(logit.astype(jnp.float32), number)
+    rows = best, delta[index], jnp.asarray(anchor)[index]
+    more = max(numbers) - number
+    fill = -jnp.inf, 0, 0
+    levels.append(
+      [
+        jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1), constant_values=value)
+        for x, value in zip(rows, fill, strict=True)
+      ]
     )
-    finite = jnp.isfinite(boxes).all(-1) & jnp.isfinite(best)
-    boxes = coding.clip(jnp.where(finite[:, None], boxes, 0), size)
-    valid = finite & (coding.sides(boxes) > least).all(-1)
-    valid = keep(boxes, best, threshold, valid)
-    levels.append((boxes, jnp.where(valid, best, -jnp.inf)))
-  boxes, best = (jnp.concatenate(parts) for parts in zip(*levels, strict=True))
-  best, index = jax.lax.top_k(best, min(after, len(best)))
+  best, delta, anchor = (jnp.stack(parts) for parts in zip(*levels, strict=True))
+  boxes = coding.decode(delta, anchor, (1.0,) * 4, clamp_both)
+  finite = jnp.isfinite(boxes).all(-1) & jnp.isfinite(best)
+  boxes = coding.clip(jnp.where(finite[..., None], boxes, 0), size)
+  valid = finite & (coding.sides(boxes) > least).all(-1)
+  valid = jax.vmap(lambda *level: keep(*level[:2], threshold, level[2]))(
+    boxes, best, valid
+  )
+  boxes, best = boxes.reshape(-1, 4), jnp.where(valid, best, -jnp.inf).reshape(-1)
+  best, index = jax.lax.top_k(best, min(after, sum(numbers)))
   valid = jnp.isfinite(best)
   boxes = jnp.where(valid[:, None], boxes[index], 0)
   return {'boxes': boxes, 'logits': best, 'valid': valid}
