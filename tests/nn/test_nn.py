@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
-from tests.support import naming
+from tests.support import naming, tuning
 from tests.support.derivatives import assert_same_derivatives, normal
 from tests.support.scanned import stacked
-from vit_jax import models
+from vit_jax import models, trees
 from vit_jax.errors import UserError
 from vit_jax.kernels.layers import normalise
 from vit_jax.models import vit
@@ -93,7 +93,7 @@ def test_positions_are_added_before_every_block_but_the_first():
       args = (args[0] + table, *args[1:])
     return call(*args, **kwargs)
 
-  params = jax.jit(tokens().init)(jax.random.key(0), images)['params']
+  params = trees.unflatten(tuning.random(tokens().shapes((16, 16, 3))['params']))
   params['Transformer']['posembed_input']['pos_embedding'] = table
   with nn.intercept_methods(intercept):
     expected = run(tokens(), params)

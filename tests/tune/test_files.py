@@ -6,7 +6,6 @@ import json
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -148,8 +147,7 @@ VIT = dict(patch_size=(4, 4), width=16, depth=2, mlp_dim=16, num_heads=2, num_cl
 @functools.cache
 def initial():
   model = models.build('vit', **VIT)
-  init = jax.jit(model.init)(jax.random.key(3), jnp.zeros((1, 16, 16, 3)))['params']
-  return jax.device_get(trees.flatten(init))
+  return tuning.random(model.shapes((16, 16, 3))['params'])
 
 
 def source(folder, size=16):
