@@ -15,6 +15,7 @@ from vit_jax.detection.coco.objects import Detections
 from vit_jax.detection.tools import report_objects
 from vit_jax.errors import UserError
 from vit_jax.evaluators.class_match import Classes
+from vit_jax.tools.report import page
 from vit_jax.tools.report.folder import Run
 
 QUERIES, SPLIT = 5, 'test[:13]'
@@ -157,9 +158,9 @@ def test_the_page_of_a_run_draws_boxes_where_objects_are(truth):
   np.testing.assert_allclose(answers['precision'], 1)
   assert answers['objects'].sum() == len(truth.image)
   data = dict(source='digits_canvas', split=SPLIT, pp=PP)
-  run = Run(
-    None, '', {'evals': {'test': {'data': data}}}, *[{}] * 4, {'test': answers}, []
-  )
+  config = {'model': {'name': 'detr'}, 'resolved': {}, 'data': data}
+  config['evals'] = {'test': {'type': 'coco', 'data': data}}
+  run = Run(None, '', config, {}, [], [], [], {'test': answers}, [])
   part = report_objects.boxes(run, 'test')
   assert not part['why']
   assert len(part['pictures']) == 8
@@ -173,6 +174,11 @@ def test_the_page_of_a_run_draws_boxes_where_objects_are(truth):
       rows, columns = (np.flatnonzero(colour.any(k)) * 64 / 360 for k in (1, 0))
       assert columns.min() == pytest.approx(left.min(), abs=2.5)
       assert rows.max() == pytest.approx((top + height).max(), abs=2.5)
+  # Pictures stand before results and curves.
+  answers['step'] = 7
+  html, _ = page.render([run])
+  places = [html.index(x) for x in ('Pictures beside', 'id="results"', 'id="curves"')]
+  assert places == sorted(places)
 
 
 def test_as_computed_from_all_detections(truth):
