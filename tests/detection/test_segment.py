@@ -238,7 +238,8 @@ def test_the_evaluator_counts_every_pixel_once(evaluator):
 
   # The page of a run: classes over the image, the background as it is.
   answers = measured.predictions
-  config = {'evals': {'test': {'data': CANVASES}}, 'resolved': {'class_names': NAMES}}
+  config = {'evals': {'test': {'data': CANVASES}}, 'data': CANVASES}
+  config['resolved'] = {'class_names': NAMES}
   folder = Run(None, '', config, *[{}] * 4, {'test': answers}, [])
   part = report_objects.masks(folder, 'test')
   assert len(part['pictures']) == segmentation.SHOWN == len(answers['index'])
