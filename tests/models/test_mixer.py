@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.support import naming
+from tests.support import naming, tuning
+from vit_jax import trees
 from vit_jax.errors import UserError
 
 
@@ -18,7 +19,8 @@ def test_stochastic_depth_grows_with_the_block():
     **dict(patch_size=(4, 4), width=8, depth=3, tokens_mlp_dim=4, channels_mlp_dim=4),
   )
   images = np.random.default_rng(0).uniform(-1, 1, (4000, 8, 8, 3)).astype(np.float32)
-  variables = jax.jit(model.init)(jax.random.key(0), images)
+  params = tuning.random(model.shapes((8, 8, 3))['params'])
+  variables = {'params': trees.unflatten(params)}
   rngs = {'dropout': jax.random.key(1)}
   _, out = jax.jit(lambda v: model.apply(v, images, train=True, rngs=rngs))(variables)
   blocks = [out['tokens'], *(out[f'block{i:02d}'] for i in range(3))]

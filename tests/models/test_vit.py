@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import vit_jax
-from tests.support import naming
+from tests.support import naming, tiny_models, tuning
 from tests.support.abstract import abstract_params, count
 from vit_jax import models, trees
 from vit_jax.errors import UserError
@@ -137,13 +137,14 @@ def test_position_embeddings_start_as_asked(fields, std):
 def test_non_square_images_and_patches():
   model = vit_jax.create_model('vit', 'mu/8x4', depth=1, num_classes=3)
   x = np.random.default_rng(0).normal(size=(2, 24, 32, 3)).astype(np.float32)
-  (_, out), variables = jax.jit(model.init_with_output)(jax.random.key(0), x)
-  params = variables['params']
+  params = trees.unflatten(tuning.random(model.shapes(x.shape[1:])['params']))
+  variables, apply = {'params': params}, jax.jit(model.apply)
+  _, out = apply(variables, x)
   assert out['stem'].shape == (2, 3, 8, 32)
   assert params['Transformer']['posembed_input']['pos_embedding'].shape == (1, 25, 32)
   # Pixels behind the last whole patch are cut off.
   more = np.pad(x, ((0, 0), (0, 7), (0, 3), (0, 0)), constant_values=9)
-  np.testing.assert_array_equal(model.apply(variables, more)[1]['stem'], out['stem'])
+  np.testing.assert_array_equal(apply(variables, more)[1]['stem'], out['stem'])
   with pytest.raises(ValueError, match=naming('7x36', '8x4')):
     model.apply(variables, np.zeros((1, 7, 36, 3), np.float32))
   # The patch embedding is the strided convolution.
@@ -169,9 +170,9 @@ def test_without_positions_patches_may_be_permuted():
   for posemb in ('none', 'learn'):
     fields = dict(posemb=posemb, classifier='gap', depth=1)
     model = vit_jax.create_model('vit', 'mu/8', **fields)
-    # Two images with the same key have the same parameters.
-    init = jax.jit(lambda x, model=model: model.init_with_output(jax.random.key(0), x))
-    a, b = (init(image)[0][1]['pre_logits'] for image in (x, mixed))
+    variables = {'params': tiny_models.init(model)}
+    apply = jax.jit(model.apply)
+    a, b = (apply(variables, image)[1]['pre_logits'] for image in (x, mixed))
     pre_logits[posemb] = float(np.abs(a - b).max())
   assert pre_logits['none'] < 1e-5  # the sums' order
   assert pre_logits['learn'] > 1e-3
