@@ -1,5 +1,7 @@
 """The Vision Transformer against closed forms; published counts of several families."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -259,3 +261,15 @@ def test_a_field_of_a_later_paper_makes_the_later_model():
   assert type(models.build('vit', 'mu/16', classifier='token_mean')) is vit_later.ViT
   with pytest.raises(UserError, match=naming('vit.registres', 'registers')):
     models.build('vit', 'mu/16', registres=4)
+
+
+@pytest.mark.parametrize('base', [vit, vit_later])
+def test_a_subclass_of_ones_own_is_built(base, monkeypatch):
+  class Mine(base.ViT):
+    pass
+
+  family = dataclasses.replace(base.FAMILY, model=Mine)
+  monkeypatch.setitem(models.MODELS.data, 'mine', family)
+  model = models.build('mine', 'mu/16')
+  assert type(model) is type(model.change(scan=True)) is Mine
+  assert model.family_name == 'mine'

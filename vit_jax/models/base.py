@@ -37,8 +37,8 @@ class Family:
 
   Attributes:
     model: the Linen module's class, which has every field of the family.
-    class_of: a function of the fields that returns the class of a model with these fields:
-      `model`, or a base of it that lacks some fields; None: always `model`.
+    class_of: a function of `model` and those fields that are set. It returns the class to
+      build: `model`, or a base of it that lacks some fields; None: always `model`.
 
   Names of models:
     variant: a function that maps a name such as 'B/16' to fields of `model`. It raises
@@ -96,7 +96,7 @@ class Family:
   model: type
   variant: Callable[[str], dict]
   tiny: tuple[dict, ...]
-  class_of: Callable[[Mapping], type] | None = None
+  class_of: Callable[[type, Mapping], type] | None = None
   published: tuple[tuple[str, Callable], ...] = ()
 
   blocks: str = r'(?!)(?P<block>)(?P<layer>)'  # The pattern (?!) matches nothing.
@@ -125,7 +125,7 @@ class Family:
     """Returns the model with these fields."""
     if self.class_of is None:
       return self.model(**fields)
-    cls = self.class_of(fields)
+    cls = self.class_of(self.model, fields)
     # If the class lacks a field, that field has its default value, so leave it out.
     return cls(**{k: v for k, v in fields.items() if hasattr(cls, k)})
 

@@ -470,13 +470,13 @@ class ViT(vit.ViT):
       )
 
 
-def _class_of(fields: Mapping) -> type:
-  """Returns the paper's class if all fields of this module have their defaults."""
+def _class_of(model: type, fields: Mapping) -> type:
+  """Returns the paper's class instead of `ViT` if all fields of this module have defaults."""
   paper = {f.name for f in dataclasses.fields(vit.ViT)}
   defaults = {f.name: f.default for f in dataclasses.fields(ViT)}
   same = all(fields[name] == defaults[name] for name in fields if name not in paper)
   plain = same and fields.get('classifier', 'token') in vit.CLASSIFIERS
-  return vit.ViT if plain else ViT
+  return vit.ViT if plain and model is ViT else model
 
 
 FAMILY = dataclasses.replace(
