@@ -273,3 +273,9 @@ def test_a_subclass_of_ones_own_is_built(base, monkeypatch):
   model = models.build('mine', 'mu/16')
   assert type(model) is type(model.change(scan=True)) is Mine
   assert model.family_name == 'mine'
+
+
+def test_a_class_that_another_family_has_is_refused(monkeypatch):
+  monkeypatch.setitem(models.MODELS.data, 'mine', vit_later.FAMILY)
+  with pytest.raises(UserError, match=naming("'vit'", "'mine'", 'ViT', 'subclass')):
+    models.build('mine', 'mu/16')

@@ -115,7 +115,8 @@ def build(name: str, variant: str | None = None, **fields):
       model (a `backbone`) is a dict of the same arguments: {'name': 'vit', ...}.
 
   Raises:
-    UserError: for an unknown name, variant, field or dtype, or a value out of range.
+    UserError: for an unknown name, variant, field or dtype, a value out of range, or a
+      family that shares its class with another one.
   """
   name, fields = resolve(name, variant, **fields)
   bind(f'model {name}', fields, signature(name))
@@ -131,7 +132,14 @@ def build(name: str, variant: str | None = None, **fields):
       fields[field] = _hashable(value)
   if 'dtype' in fields:
     fields['dtype'] = jnp.dtype(fields['dtype'])
-  return _facts(name).make(**fields)
+  model = _facts(name).make(**fields)
+  # A model knows its family by its class.
+  if (other := model.family_name) != name:
+    raise UserError(
+      f'models {other!r} and {name!r} have the same class, {type(model).__name__}: register '
+      f'{name!r} with a subclass of it.'
+    )
+  return model
 
 
 def _hashable(value):
