@@ -8,8 +8,10 @@ import pytest
 from tests.support import naming
 from tests.support.image_folder import write
 from vit_jax import config as config_lib
+from vit_jax import evaluators
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
+from vit_jax.evaluators.classification import Classification
 from vit_jax.train import schema
 
 PP = 'value_range(-1, 1)'
@@ -106,14 +108,19 @@ def test_what_is_refused(tmp_path, monkeypatch, source, classes, words):
     pipeline.TrainBatches(source, 'train', PP, 4, classes=classes)
 
 
-def test_an_evaluation_numbers_the_classes_as_training_does():
+def test_an_evaluation_numbers_the_classes_as_training_does(monkeypatch):
+  class Mine(Classification):
+    pass
+
+  monkeypatch.setitem(evaluators.EVALUATORS.data, 'mine', Mine)
+
   def checked(*flags):
     config = config_lib.load('digits:debug,warmup=1')
     config_lib.override(config, list(flags))
     return schema.check(config)
 
   ours, theirs = 'data.classes=[5, 6]', 'evals.test.data.classes'
-  evals = checked(ours)['evals']
+  evals = checked(ours, 'evals.test.type=mine')['evals']
   assert evals['test']['data']['classes'] == [5, 6]
   assert evals['test_ema']['data']['classes'] == [5, 6]
   for other in ('[6, 5]', 'None'):

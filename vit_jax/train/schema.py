@@ -189,8 +189,8 @@ def _fill_from_training(where: str, section: dict, config: dict) -> dict:
   of_evaluator = evaluators.EVALUATORS.signature(section['type']).parameters
   if 'loss' in of_task and 'loss' in of_evaluator:
     section = {'loss': task.get('loss', of_task['loss'].default), **section}
-  data, trained = section.get('data'), config['data']
-  if section['type'] != 'classification' or data['source'] != trained['source']:
+  data, trained = section.get('data', {}), config['data']
+  if data.get('source') != trained['source']:
     return section
   ours, theirs = trained.get('classes'), data.get('classes')
   if 'classes' in data and theirs != ours:
