@@ -12,12 +12,13 @@ from tests.support import naming
 from vit_jax import check, config, evaluators, models, optim, sharding, tasks, tune
 from vit_jax.check import Range, bind
 from vit_jax.checkpoint import checkpoints
+from vit_jax.contracts import Evaluator
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluators.probe import DataSet
 from vit_jax.optim import averages, optimizers, schedules
 from vit_jax.registry import Registry
-from vit_jax.train import loggers, schema
+from vit_jax.train import evaluations, loggers, schema
 
 HUGE = '99999999999999999999'
 
@@ -171,6 +172,23 @@ def test_an_evaluation_has_the_loss_of_the_task():
   assert (evals['test']['loss'], 'loss' in evals['few']) == ('sigmoid', False)
   c['evals']['test']['loss'] = 'softmax'
   assert schema.check(c)['evals']['test']['loss'] == 'softmax'
+
+
+def test_an_evaluator_of_ones_own_may_open_its_data_itself(monkeypatch, tmp_path):
+  class Mine(Evaluator):
+    def __init__(self, mesh, check_stop, model=None, *, data: dict):
+      super().__init__(mesh, check_stop, model)
+      self.data = data
+
+  monkeypatch.setitem(evaluators.EVALUATORS.data, 'mine', Mine)
+  c = digits()
+  c['model']['num_classes'] = 10
+  c['evals'] = {'test': {'type': 'mine', 'data': {'source': 'digits'}}}
+  c = {**schema.check(c), 'resolved': {'class_names': None, 'image_shape': [8, 8, 1]}}
+  evals = evaluations.build(c, tmp_path, None, None)
+  assert evals['test'].evaluator.data['model_classes'] == 10
+  evaluations.check_sizes(c, evals, any_size=False)
+  assert evaluations.describe(evals) == []
 
 
 def consumers():

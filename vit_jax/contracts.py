@@ -66,23 +66,36 @@ class Task(Protocol):
     """Returns the outputs and named features in evaluation."""
 
 
-class Evaluator(Protocol):
+class Evaluator:
   """A measurement. Its keyword-only arguments are a section of the config's `evals`.
 
   It opens its data when it is built, so that mistakes end a run before training. Its
   numbers are exact: padding and broken images are masked, the device returns sums and
   counts, and the host divides.
 
-  It may have `TASKS`, the names of the tasks whose `predict` it can read; `predictions`, the
-  arrays of its last run, for the run's page; and `note`, a sentence for the user. It may take
-  a third argument `model`, the classes of the model.
+  Attributes:
+    METRICS: {regex of metric names: their `evaluators.base.Metric`}.
+    TASKS: names of the tasks whose `predict` it can read; None: those of every task.
+    batches: the batches of its split; None if it has no split, or several.
+    note: a sentence for the user on its data, or ''.
+    predictions: arrays of the last run for the run's page, or None.
   """
 
-  # {regex of metric names: their `evaluators.base.Metric`}.
-  METRICS: ClassVar[dict[str, Any]]
+  METRICS: ClassVar[dict[str, Any]] = {}
+  TASKS: ClassVar[tuple[str, ...] | None] = None
+  batches: Any = None
+  note: str = ''
+  predictions: dict | None = None
 
-  def __init__(self, mesh, check_stop: Callable[[], None], **options):
-    """Opens the data. `check_stop` is called before every batch, and may raise to stop."""
+  def __init__(self, mesh, check_stop: Callable[[], None], model: Any = None):
+    """Opens the data.
+
+    Args:
+      check_stop: called before every batch; may raise an exception to stop.
+      model: the `evaluators.class_match.Classes` of the model, or None if they are unknown.
+    """
+    self.mesh, self.check_stop = mesh, check_stop
 
   def run(self, predict: Callable, variables: Variables) -> dict[str, float]:
     """Returns {metric: number}; `predict(variables, batch)` is the task's, not jitted."""
+    raise NotImplementedError

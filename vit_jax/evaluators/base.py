@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import jax
 from jax.sharding import Mesh
 
-from vit_jax import sharding
+from vit_jax import contracts, sharding
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 
@@ -93,7 +93,7 @@ def run_steps(
     yield jax.device_get(pending)
 
 
-class OneSplit:
+class OneSplit(contracts.Evaluator):
   """Base class of evaluators that pass once over one split.
 
   A subclass has `measure(predict, variables, batch)`, which is jitted, and returns sums and
@@ -111,11 +111,11 @@ class OneSplit:
     """Opens the data.
 
     Args:
-      model: the `class_match.Classes` of the model, or None if they are unknown.
+      mesh, check_stop, model: as in `contracts.Evaluator`.
       data: the arguments of `data.pipeline.EvalBatches`.
     """
+    super().__init__(mesh, check_stop, model)
     self.batches = open_batches(mesh, **data)
-    self.mesh, self._check_stop = mesh, check_stop
     # `predict` is static, so that all runs of one evaluator share a compilation.
     self._step = jax.jit(
       self.measure, static_argnums=0, out_shardings=sharding.replicated_sharding(mesh)
@@ -125,7 +125,7 @@ class OneSplit:
     """Yields `measure` of every batch of the split, or of `batches`."""
     step = lambda batch: self._step(predict, variables, batch)
     batches = self.batches.iterate() if batches is None else batches
-    return run_steps(step, batches, self.mesh, self._check_stop)
+    return run_steps(step, batches, self.mesh, self.check_stop)
 
   def add_counts(self, numbers: dict, examples: float, read: float) -> dict[str, float]:
     """Adds 'examples' and 'bad_images' to the numbers of an evaluation.

@@ -79,7 +79,6 @@ class Classification(OneSplit):
     super().__init__(mesh, check_stop, data=data)
     source = self.batches.source
     self.match: class_match.Match | None = None
-    self.note = ''
     # Label sets number classes as the model does, unless the images are in folders named by
     # all of ImageNet's ids: then they number classes as the data does.
     if model is not None and (
@@ -103,7 +102,6 @@ class Classification(OneSplit):
       confusion and columns <= MOST_CLASSES and self._one_label(labels)
     )
     self.confusion: np.ndarray | None = None
-    self.predictions: dict | None = None
     self._label_sets = None
     if labels is not None:
       classes = model.number if model else self.batches.num_classes

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import distributed, sharding, terminal
+from vit_jax import contracts, distributed, sharding, terminal
 from vit_jax.check import Count, Section, Size, nonempty
 from vit_jax.data import pipeline, sources
 from vit_jax.data.ops import registry
@@ -34,7 +34,7 @@ class DataSet:
 DataSets = Annotated[dict[str, Annotated[dict, Section(DataSet)]], nonempty]
 
 
-class Probe:
+class Probe(contracts.Evaluator):
   """Base class of evaluators that fit to the features of one split and test on another.
 
   A subclass has `measure(name, splits, extract)`, which returns the numbers of one data
@@ -67,7 +67,8 @@ class Probe:
       batch_size: number of images in a batch, over all devices.
       feature: name of an output [B, D] of `predict`.
     """
-    self.mesh, self.check_stop, self._feature = mesh, check_stop, feature
+    super().__init__(mesh, check_stop, model)
+    self._feature = feature
     self.datasets: dict[str, dict[str, pipeline.EvalBatches]] = {}
     for name, section in datasets.items():
       data = dataclasses.asdict(self.DATA(**section))

@@ -3,11 +3,10 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from vit_jax import distributed, evaluators, files
+from vit_jax import contracts, distributed, evaluators, files
 from vit_jax.check import prefix_errors
 from vit_jax.errors import Preempted, UserError
 from vit_jax.evaluators import class_match, predictions
@@ -19,7 +18,7 @@ from vit_jax.train.step import State
 class Evaluation:
   """One entry of the config's section `evals`."""
 
-  evaluator: Any  # an evaluator, see `vit_jax.evaluators`
+  evaluator: contracts.Evaluator
   every: int | None  # period in steps; None: only at the end
   use_ema: bool  # whether to evaluate the average of the parameters
 
@@ -65,13 +64,14 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
 
 
 def describe(evaluations: dict[str, Evaluation]) -> list[str]:
-  """Returns a line on the data of each evaluation that has a split of its own."""
+  """Returns a line on the data of each evaluation that has one split, and the notes."""
   lines = []
   for name, evaluation in evaluations.items():
-    if batches := getattr(evaluation.evaluator, 'batches', None):
-      lines.append(f'{name}: {" ".join(batches.describe())}')
-      if note := getattr(evaluation.evaluator, 'note', ''):
-        lines.append(f'{name}: {note}')
+    evaluator = evaluation.evaluator
+    if evaluator.batches is not None:
+      lines.append(f'{name}: {" ".join(evaluator.batches.describe())}')
+    if evaluator.note:
+      lines.append(f'{name}: {evaluator.note}')
   return lines
 
 
@@ -89,10 +89,11 @@ def check_sizes(config: dict, evaluations: dict[str, Evaluation], any_size: bool
   Another size is allowed if the model takes images of any size.
   """
   trained = config['resolved']['image_shape']
-  for name, section in config['evals'].items():
-    if 'data' not in section:
+  for name, evaluation in evaluations.items():
+    batches = evaluation.evaluator.batches
+    if batches is None:
       continue
-    shape = list(evaluations[name].evaluator.batches.spec['image'].shape[1:])
+    shape = list(batches.spec['image'].shape[1:])
     if shape != trained and not (any_size and shape[-1] == trained[-1]):
       raise UserError(
         f'config.evals.{name}.data.pp gives images {shape}, but config.data.pp gives '

@@ -116,8 +116,9 @@ class Loop:
 
   def _evaluate(self) -> None:
     for name in self._due_evals():
-      values = self.evals[name].run(self.task, self.state)
-      answers = getattr(self.evals[name].evaluator, 'predictions', None)
+      evaluation = self.evals[name]
+      values = evaluation.run(self.task, self.state)
+      answers = evaluation.evaluator.predictions
       write_predictions(self.workdir, name, self.step, answers)
       self.record.evaluation(self.step, name, values)
     if self.step < self.total:

@@ -170,7 +170,7 @@ def _check_reads(where: str, type: str, task: str) -> None:
   It can read them if the task has the same labels, outputs and parameters as its own task.
   """
   kind = lambda name: (t := tasks.TASKS[name]) and (t.CLASSES, t.OUTPUTS, t.OWN)
-  tasks_of = lambda type: getattr(evaluators.EVALUATORS[type], 'TASKS', (task,))
+  tasks_of = lambda type: evaluators.EVALUATORS[type].TASKS or (task,)
   reads = lambda type: kind(task) in map(kind, tasks_of(type))
   if not reads(type):
     raise UserError(
