@@ -7,7 +7,7 @@ layers. `models.build` uses the paper's class for a model that sets none of thes
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -57,7 +57,8 @@ def prefix(fields: Mapping) -> int:
   return has_cls(fields) + fields.get('registers', 0)
 
 
-class Layers(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layers:
   """The layers of a block. The name of each layer ends with a number."""
 
   x: Any  # the block's input [B, N, D], with positions
@@ -139,7 +140,9 @@ class Block(vit.EncoderBlock):
     x = place(x)
     if self.added is not None:
       x = x + self.added()(x, self.grid)
-    return Layers(x, first, norm, attention, mlp, scale, drop)
+    return Layers(
+      x=x, first=first, norm=norm, attention=attention, mlp=mlp, scale=scale, drop=drop
+    )
 
 
 class PreNormBlock(Block):
@@ -147,10 +150,10 @@ class PreNormBlock(Block):
 
   @nn.compact
   def __call__(self, x, depth_rate=None, **options):
-    x, first, norm, attention, mlp, scale, drop = self.layers(x, depth_rate, **options)
-    y = norm(0)(x)
-    x = first(x) + drop(scale(0, attention(0)(y)))
-    return x + drop(scale(1, mlp(0)(norm(1)(x))))
+    block = self.layers(x, depth_rate, **options)
+    y = block.norm(0)(block.x)
+    x = block.first(block.x) + block.drop(block.scale(0, block.attention(0)(y)))
+    return x + block.drop(block.scale(1, block.mlp(0)(block.norm(1)(x))))
 
 
 class PostNormBlock(Block):
@@ -158,9 +161,9 @@ class PostNormBlock(Block):
 
   @nn.compact
   def __call__(self, x, depth_rate=None, **options):
-    x, first, norm, attention, mlp, _, drop = self.layers(x, depth_rate, **options)
-    x = first(x) + drop(norm(0)(attention(0)(x)))
-    return x + drop(norm(1)(mlp(0)(x)))
+    block = self.layers(x, depth_rate, **options)
+    x = block.first(block.x) + block.drop(block.norm(0)(block.attention(0)(block.x)))
+    return x + block.drop(block.norm(1)(block.mlp(0)(x)))
 
 
 class ParallelBlock(Block):
@@ -168,9 +171,11 @@ class ParallelBlock(Block):
 
   @nn.compact
   def __call__(self, x, depth_rate=None, **options):
-    x, first, norm, attention, mlp, scale, drop = self.layers(x, depth_rate, **options)
-    y = norm(0)(x)
-    return first(x) + drop(scale(0, attention(0)(y) + mlp(0)(first(y))))
+    block = self.layers(x, depth_rate, **options)
+    y = block.norm(0)(block.x)
+    x = block.first(block.x)
+    y = block.attention(0)(y) + block.mlp(0)(block.first(y))
+    return x + block.drop(block.scale(0, y))
 
 
 class BranchesBlock(Block):
@@ -178,9 +183,13 @@ class BranchesBlock(Block):
 
   @nn.compact
   def __call__(self, x, depth_rate=None, **options):
-    x, first, norm, attention, mlp, scale, drop = self.layers(x, depth_rate, **options)
-    x = first(x) + sum(drop(scale(i, attention(i)(norm(i)(x)))) for i in (0, 1))
-    return x + sum(drop(scale(i + 2, mlp(i)(norm(i + 2)(x)))) for i in (0, 1))
+    block = self.layers(x, depth_rate, **options)
+    attend = lambda i: block.attention(i)(block.norm(i)(block.x))
+    mix = lambda i, x: block.mlp(i)(block.norm(i + 2)(x))
+    x = block.first(block.x) + sum(
+      block.drop(block.scale(i, attend(i))) for i in (0, 1)
+    )
+    return x + sum(block.drop(block.scale(i + 2, mix(i, x))) for i in (0, 1))
 
 
 BLOCKS = {
