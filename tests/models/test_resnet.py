@@ -170,6 +170,11 @@ def test_dilation_is_kept_in_files_of_timm(tmp_path):
   assert vit_jax.load(tmp_path / 'timm').model.output_stride == 16
 
 
+def test_statistics_are_not_dropped_as_a_model_is_unpacked():
+  with pytest.raises(UserError, match=naming("'batch_stats'", 'loaded.variables')):
+    _, _ = golden()
+
+
 def test_skipped_layers_take_no_statistics_either():
   loaded = vit_jax.load(path_of('resnet_timm'), skip=['stage4_.*'])
   stats = trees.flatten(loaded.variables['batch_stats'])

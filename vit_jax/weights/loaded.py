@@ -13,10 +13,7 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class Loaded:
-  """A model with its parameters.
-
-  It unpacks as a pair, `model, params = load(...)`, if it has no other collection.
-  """
+  """A model with its parameters. It unpacks as a pair: `model, params = load(...)`."""
 
   model: Any
   variables: dict  # {'params': nested dict of float32 arrays}, and other collections
