@@ -105,6 +105,15 @@ def resolve(name: str, variant: str | None = None, **fields) -> tuple[str, dict]
   return name, fields
 
 
+def complete(name: str, variant: str | None = None, **fields) -> dict:
+  """Returns all fields of a model and of its backbone, with defaults for those not given."""
+  name, fields = resolve(name, variant, **fields)
+  if inside := fields.get('backbone'):
+    fields['backbone'] = {'name': inside['name'], **complete(**inside)}
+  defaults = {key: p.default for key, p in signature(name).parameters.items()}
+  return defaults | fields
+
+
 def build(name: str, variant: str | None = None, **fields):
   """Returns a Linen module, such as `build('vit', 'B/16', num_classes=10, scan=True)`.
 

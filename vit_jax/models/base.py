@@ -35,6 +35,8 @@ OUTPUTS = {
 class Family:
   """The facts of one family. Regexes match whole parameter paths ('a/b/kernel').
 
+  The fields of a model are all of them, as `Model.fields` and `models.complete` return them.
+
   Attributes:
     model: the Linen module's class, which has every field of the family.
     class_of: a function of `model` and those fields that are set. It returns the class to

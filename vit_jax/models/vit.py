@@ -452,9 +452,9 @@ def variant(name: str) -> dict:
 
 
 def stride(fields: Mapping) -> tuple[int, int]:
-  """Returns the pixels per token of a ViT of these fields, down and across."""
+  """Returns the pixels per token of a ViT with all these fields, down and across."""
   down, across = fields['patch_size']
-  if (blocks := fields.get('stem_blocks')) is None:
+  if (blocks := fields['stem_blocks']) is None:
     return down, across
   return down * resnet.stride(blocks), across * resnet.stride(blocks)
 

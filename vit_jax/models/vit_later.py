@@ -46,15 +46,10 @@ EXTRA_NORMS = ('patches', 'tokens', 'qk', 'attention', 'mlp')
 
 
 def has_cls(fields: Mapping) -> bool:
-  """Whether a ViT of these fields has a class token."""
-  if fields.get('cls_token') is not None:
+  """Whether a ViT with all these fields has a class token."""
+  if fields['cls_token'] is not None:
     return fields['cls_token']
-  return fields.get('classifier', 'token') in READS_PREFIX
-
-
-def prefix(fields: Mapping) -> int:
-  """Returns the number of tokens before the patches of a ViT of these fields."""
-  return has_cls(fields) + fields.get('registers', 0)
+  return fields['classifier'] in READS_PREFIX
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -447,7 +442,7 @@ class ViT(vit.ViT):
   @property
   def prefix(self) -> int:
     """The number of tokens before the patches: cls token and registers."""
-    return prefix(vars(self))
+    return has_cls(vars(self)) + self.registers
 
   def check(self) -> None:
     """Raises UserError for fields that do not go together."""

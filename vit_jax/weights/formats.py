@@ -115,7 +115,7 @@ class Format:
       file's name or the user must give them.
     conclude: a function of (parameters, fields, facts) that returns fields which follow from
       all three together.
-    grid: a function of (parameters, fields) that returns the grid (h, w) of the position
+    grid: a function of (parameters, all fields) that returns the grid (h, w) of the position
       embeddings, or None if it is unknown.
     class_names: {number of classes: their names}, for files without names.
     resize: a function of the fields that returns a key of `adapt.RESIZERS`, the method by

@@ -226,8 +226,9 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
     fields = parsed.fields | sized | overrides
     family = models.family(format.family, **fields)
     size = facts.image_size
-    if size is None and (grid := format.grid(parsed.blanks, parsed.fields)):
-      stride = family.stride(parsed.fields)
+    whole = models.complete(format.family, **parsed.fields)
+    if size is None and (grid := format.grid(parsed.blanks, whole)):
+      stride = family.stride(whole)
       size = grid[0] * stride[0], grid[1] * stride[1]
     elif size is None and entry:
       size = entry.resolution, entry.resolution

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vit_jax import models
 from vit_jax.models import timm as timm_names
 from vit_jax.models import vit_later
 from vit_jax.weights import configs, rename, timm_options
@@ -194,8 +193,9 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns the grid (h, w) of the position embeddings, or None if it is not square."""
   if POSITIONS not in flat:
     return None
-  before = {'prefix': vit_later.prefix(fields), 'cls': 1, 'patches': 0}
-  rows = flat[POSITIONS].shape[1] - before[fields.get('posemb_tokens', 'prefix')]
+  prefix = vit_later.has_cls(fields) + fields['registers']
+  before = {'prefix': prefix, 'cls': 1, 'patches': 0}[fields['posemb_tokens']]
+  rows = flat[POSITIONS].shape[1] - before
   side = math.isqrt(rows)
   return (side, side) if side * side == rows else None
 
@@ -400,7 +400,7 @@ def _timm_positions(flat: dict, fields: dict, facts: configs.Facts) -> dict:
   # Without an image size, the grid is assumed to be square.
   has_row = math.isqrt(rows) ** 2 != rows
   if size := facts.image_size:
-    stride = models.family('vit').stride(fields)
+    stride = vit_later.FAMILY.stride(timm_options.USUAL | fields)
     patches = math.prod(map(operator.floordiv, size, stride))
     has_row = rows == patches + 1 or (has_row and rows != patches)
   return {} if has_row else {'posemb_tokens': 'patches'}
