@@ -8,6 +8,7 @@ import pytest
 from vit_jax import contracts, evaluators, models, tasks, tune
 from vit_jax.data import sources
 from vit_jax.data.sources.base import Source
+from vit_jax.models import vit
 from vit_jax.models.base import OUTPUTS, Family
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import DECAYS
@@ -57,7 +58,7 @@ def test_models(name):
   assert family.outputs in OUTPUTS
   parameters = inspect.signature(family.model.__call__).parameters.values()
   options = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-  expected = list(inspect.signature(contracts.Model.__call__).parameters.values())[2:]
+  expected = list(inspect.signature(vit.ViT.__call__).parameters.values())[2:]
   kinds = lambda ps: [(p.name, p.kind, p.default) for p in ps]
   assert kinds(options) == kinds(expected)
   for fields in family.tiny:

@@ -1,10 +1,10 @@
-"""The contracts between the parts of vit_jax, as Protocols.
+"""The contracts between the parts of vit_jax.
 
-A task or evaluator needs no base class: it has the attributes and methods below. A model is
-a `models.base.Model`, which adds the methods that all models share. Other parts have a
-class that says the same: a source is a `data.sources.base.Source`, a tuning method a
-`tune.method.Method`, a published format a `weights.formats.Format`; an op is a function,
-see `data.ops.registry.op`. `tests/test_contracts.py` checks every entry of every table, and
+A task needs no base class: it has the attributes and methods of `Task`. An evaluator has the
+base class `Evaluator`. Other parts have a class that says the same: a model is a
+`models.base.Model`, a source a `data.sources.base.Source`, a tuning method a
+`tune.method.Method`, a published format a `weights.formats.Format`; an op is a function, see
+`data.ops.registry.op`. `tests/test_contracts.py` checks every entry of every table, and
 docs/guides/extending.md shows an example of each.
 """
 
@@ -15,24 +15,6 @@ from typing import Any, ClassVar, Literal, Protocol
 Variables = Mapping[str, Any]
 # {feature: array of B rows}.
 Batch = dict[str, Any]
-
-
-class Model(Protocol):
-  """A `models.base.Model`.
-
-  The body computes in the model's `dtype`; final norm, head and loss in float32.
-  """
-
-  def __call__(self, images, *, train: bool = False, features: bool = True):
-    """Returns (outputs, out).
-
-    `outputs` depends on `Family.outputs`: logits [B, K] float32 of a classifier. `out` is
-    a flat dict of named features, the same in training and evaluation, scanned or not.
-
-    Args:
-      images: [B, H, W, C] in [-1, 1].
-      features: False if the caller reads only 'pre_logits' from `out`.
-    """
 
 
 class Task(Protocol):
@@ -50,8 +32,8 @@ class Task(Protocol):
   # model; None if the task has no parameters.
   OWN: ClassVar[str | None]
 
-  def __init__(self, model: Model, spec: dict, **options):
-    """Takes a model and the spec of its batches, {feature: ShapeDtypeStruct}."""
+  def __init__(self, model, spec: dict, **options):
+    """Takes a `models.base.Model` and the spec of its batches, {feature: ShapeDtypeStruct}."""
 
   def init(self, rng, spec: dict) -> Variables:
     """Initialises the variables of the model and of the task."""

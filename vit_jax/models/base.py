@@ -226,6 +226,11 @@ class Family:
 class Model(nn.Module):
   """A model of a family in `models.MODELS`, alone or around a backbone.
 
+  Called with images [B, H, W, C], `train` and `features`, it returns (outputs, out). The
+  outputs are those of `Family.outputs`. `out` is a flat dict of named features, the same in
+  training and evaluation, scanned or not; without `features`, it may lack all but
+  'pre_logits'. The body computes in `dtype`; final norm, head and loss in float32.
+
   `tune.tuned.Tuned` passes every question on to the model that it wraps, except `shapes`.
   """
 
