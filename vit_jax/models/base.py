@@ -35,7 +35,7 @@ OUTPUTS = {
 class Family:
   """The facts of one family. Regexes match whole parameter paths ('a/b/kernel').
 
-  The fields of a model are all of them, as `Model.fields` and `models.complete` return them.
+  Functions of the fields take all fields of a model: see `Model.fields` and `models.complete`.
 
   Attributes:
     model: the Linen module's class, which has every field of the family.
