@@ -1,5 +1,7 @@
 """The Python examples of the README and of docs/ run as written."""
 
+import contextlib
+
 import pytest
 from PIL import Image
 
@@ -13,8 +15,8 @@ BLOCKS = [
   pytest.param(
     block,
     id=f'{documents.name(path)}-{i}',
-    # Examples of a tuned run need one, which takes a training.
-    marks=[pytest.mark.slow] if "'RUN'" in block else [],
+    # Examples of a run need one, which takes a training.
+    marks=[pytest.mark.slow] if "'RUN'" in block or "'runs/" in block else [],
   )
   for path in documents.DOCUMENTS
   for i, block in enumerate(documents.blocks(path, 'python'))
@@ -41,10 +43,22 @@ def tuned(folder):
   assert convert.main([str(folder / 'RUN'), str(file), '--tuned_only']) == 0
 
 
+@pytest.fixture(scope='module')
+def detector(folder):
+  """Adds the images and the run of the tutorial on detectors, cut short, to the folder."""
+  path = documents.DOCS / 'tutorials' / 'detect.md'
+  with contextlib.chdir(folder):
+    exec(compile(documents.blocks(path, 'python')[0], 'images', 'exec'), {})
+    c = config.load('configs/detect.py:data=yolo:things,res=160,aspect=1.33,steps=2')
+    train.train(c, folder / 'runs' / 'things')
+
+
 @pytest.mark.parametrize('block', BLOCKS)
 def test_examples_run(folder, block, monkeypatch, request):
   if "'RUN'" in block:
     request.getfixturevalue('tuned')
+  if "'runs/things" in block:
+    request.getfixturevalue('detector')
   monkeypatch.chdir(folder)
   names = {}
   exec(compile(block, 'example', 'exec'), names)
@@ -56,4 +70,5 @@ def test_there_are_examples():
   assert len(BLOCKS) >= 6
   for block in BLOCKS:
     lines = [line for line in block.values[0].splitlines() if line.strip()]
-    assert len(lines) <= 10
+    # A tutorial may make its data.
+    assert len(lines) <= (40 if 'tutorials' in block.id else 10)

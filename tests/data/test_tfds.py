@@ -61,11 +61,11 @@ def test_tfds_with_several_labels(tmp_path):
   builder = tfds.builder('voc/2007', data_dir=tmp_path, file_format='array_record')
   write_examples(builder, {'test': rows})
   options = {'data_dir': str(tmp_path)}
-  source = sources.build('voc', 'test', **options)
+  source = sources.build('tfds:voc', 'test', **options)
   assert source.features['label'].several
   assert source.num_classes == 20
   assert [list(x['label']) for x in source.read(np.arange(3))] == labels
-  other = sources.build('voc', 'test', label_key='labels_no_difficult', **options)
+  other = sources.build('tfds:voc', 'test', label_key='labels_no_difficult', **options)
   others = other.read(np.arange(3))
   assert [list(x['label']) for x in others] == [[7]] * 3
 

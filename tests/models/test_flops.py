@@ -4,7 +4,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding
-from vit_jax.kernels import tpu_attention, tpu_layer_norm
+from vit_jax.kernels import choose_by_platform, tpu_attention, tpu_layer_norm
 from vit_jax.train import flops
 
 
@@ -57,6 +57,8 @@ def test_inside_of_other_functions():
   unknown = lambda x: jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x @ x, x)
   with pytest.raises(NotImplementedError, match='while'):
     flops.count(unknown, square)
+  platforms = choose_by_platform(cpu=unknown, default=lambda x: x @ x)
+  assert flops.count(platforms, square) == n
 
 
 def test_over_all_devices_of_a_shard_map():

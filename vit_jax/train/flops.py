@@ -58,6 +58,9 @@ def _count_equation(equation) -> int:
   if name in ('pallas_call', 'ffi_call'):
     raise NotImplementedError(f'Cannot count the operations of a {name}.')
 
+  if name == 'cond' and params.get('branches_platforms'):
+    # Each branch computes the same on its platform: one that can be counted is enough.
+    return _count_any(params['branches'])
   inner = [count_jaxpr(jaxpr) for jaxpr in inner_jaxprs(params)]
   if name == 'cond':
     return max(inner)
@@ -69,6 +72,19 @@ def _count_equation(equation) -> int:
   if name == 'shard_map':
     return math.prod(params['mesh'].shape.values()) * sum(inner)
   return sum(inner)
+
+
+def _count_any(branches) -> int:
+  """Returns the most operations of the branches that can be counted."""
+  counts = []
+  for branch in branches:
+    try:
+      counts.append(count_jaxpr(branch.jaxpr))
+    except NotImplementedError as error:
+      reason = error
+  if not counts:
+    raise reason
+  return max(counts)
 
 
 def inner_jaxprs(params):

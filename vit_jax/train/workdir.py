@@ -32,13 +32,10 @@ def session(workdir, stop) -> Iterator[Path]:
   Args:
     stop: see `remove_unless_begun`.
   """
-  existed = files.path(workdir).exists()
-  with (
-    explain_errors(workdir),
-    lock(workdir) as path,
-    remove_unless_begun(path, existed, stop),
-  ):
-    yield path
+  with explain_errors(workdir):
+    existed = files.path(workdir).exists()
+    with lock(workdir) as path, remove_unless_begun(path, existed, stop):
+      yield path
 
 
 @contextlib.contextmanager
