@@ -39,7 +39,7 @@ ROOMS = {
   'kernels': (24, 0),
   'lab': (119, 23),
   'models': (99, 132),
-  'modules': (143, 2),
+  'modules': (142, 2),
   'nn': (51, 0),
   'optim': (15, 14),
   'tasks': (10, 5),
@@ -50,7 +50,7 @@ ROOMS = {
   'weights': (189, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 46_700, 'configs': 2_300, 'tests': 33_700}
+LINES = {'vit_jax': 46_800, 'configs': 2_300, 'tests': 33_800}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.

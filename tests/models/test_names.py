@@ -10,7 +10,6 @@ from tests.support.abstract import count
 from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.models import timm
-from vit_jax.models.vit_later import prefix
 from vit_jax.weights import zoo
 
 
@@ -139,10 +138,11 @@ def test_names_of_models_that_average():
 CENSUS = json.loads((GOLDEN / 'timm_census.json').read_text(encoding='utf-8'))
 
 
-def in_tables(fields, size: tuple[int, int]) -> int:
+def in_tables(model, size: tuple[int, int]) -> int:
   """Returns the numbers in the tables of positions for images of this size."""
+  fields = model.fields()
   h, w = (n // p for n, p in zip(size, fields['patch_size'], strict=True))
-  rows, before = 0, prefix(fields)
+  rows, before = 0, model.prefix
   if fields.get('posemb', 'learn') == 'learn':
     rows = h * w + (before if fields.get('posemb_tokens', 'prefix') == 'prefix' else 0)
   offsets = (2 * h - 1) * (2 * w - 1) + 3 if fields.get('relpos') == 'layer' else 0
@@ -160,7 +160,7 @@ def test_timm_names_have_the_parameters_of_timm(part):
     if name in timm.architectures():
       # Models that differ in these fields alone are traced once, and at one size: the
       # tables of positions are counted by hand.
-      number, size = in_tables(model.fields(), size), model.patch_size
+      number, size = in_tables(model, size), model.patch_size
       same = dict(act='gelu_erf', norm_eps=1e-6)
       model = model.change(posemb='none', relpos='none', **same)
     assert number + count(model, size) == parameters, name
