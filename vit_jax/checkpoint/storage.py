@@ -135,13 +135,14 @@ class Storage:
 
     Without it, a write that is not complete when Python exits is lost.
     """
+    if self._manager is None:
+      return
     try:
       self.wait()
     finally:
       manager, self._manager = self._manager, None
-      if manager:
-        with self._write_errors():
-          manager.close()
+      with self._write_errors():
+        manager.close()
 
   def abandon(self) -> None:
     """Gives up the current write, because Orbax may wait minutes for a bucket."""
