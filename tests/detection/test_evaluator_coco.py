@@ -141,9 +141,9 @@ def test_unsure_answers_are_drawn_too(truth):
   assert np.unique(boxes[:, 0], return_counts=True)[1].tolist() == [3] * 8
   for place in range(8):
     scores = boxes[boxes[:, 0] == place, 2]
-    _, found = evaluator.compared
-    of_image = found.scores[found.image == evaluator.predictions['index'][place]]
-    np.testing.assert_allclose(np.sort(scores), np.sort(of_image)[-3:])
+    _, detections = evaluator.compared
+    rows = detections.image == evaluator.predictions['index'][place]
+    np.testing.assert_allclose(np.sort(scores), np.sort(detections.scores[rows])[-3:])
 
 
 def test_masks_that_are_not_there(truth):

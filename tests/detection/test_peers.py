@@ -273,7 +273,8 @@ def test_losses_of_torchvision(torch, transformers, tmp_path):
   one = [1, 1, 1, 1]
   body = resnet.ResNet(resnet.Bottleneck, one, norm_layer=FrozenBatchNorm2d)
   for name, norm in body.named_modules():
-    if isinstance(norm, FrozenBatchNorm2d):  # of small variances, where epsilon counts
+    # With small variances, epsilon counts.
+    if isinstance(norm, FrozenBatchNorm2d):
       norm.running_var.uniform_(1e-4, 1e-3)
       norm.weight.copy_(norm.running_var.sqrt() * (0.2 if 'bn3' in name else 1))
   backbone = backbone_utils._resnet_fpn_extractor(body, 3)

@@ -266,8 +266,8 @@ def test_norms_of_the_first_files_of_torchvision_have_no_epsilon(tmp_path):
   assert epsilon(file) == 0
 
 
-# The golden of MViT has position tables for other windows than its own, as published files
-# of MViT do; they are resized when they are read, and do not come back.
+# The golden of MViT, like published MViTs, has position tables of another window size than its
+# model. Reading resizes the tables, so writing cannot give the file's own back.
 COME_BACK = [name for name in GOLDENS if name.endswith('d2') and name != MVIT_D2]
 
 

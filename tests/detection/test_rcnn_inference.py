@@ -24,17 +24,17 @@ def test_objects_of_the_reference(name):
   number = int(z.get('out_num', z['num_detections'])[0])
   # Both in one batch, which keeps the padding of the golden.
   images = [x[:h, :w] for x, (h, w) in zip(z['image'], z['sizes'], strict=True)]
-  found = inference.detect_images(loaded, images, pp=pp, batch_size=len(images))
-  assert found.errors == [None] * len(images)
-  objects = np.flatnonzero(found.valid[0])
-  scores, labels, corners = (x[0, objects] for x in found[:3])
+  detections = inference.detect_images(loaded, images, pp=pp, batch_size=len(images))
+  assert detections.errors == [None] * len(images)
+  objects = np.flatnonzero(detections.valid[0])
+  scores, labels, corners = (x[0, objects] for x in detections[:3])
   first = int('torchvision' in name)  # whose background is 0
   np.testing.assert_array_equal(labels + first, z['classes'][0, :number])
   # The goldens' tolerances: sums in another order.
   np.testing.assert_allclose(scores, z['scores'][0, :number], atol=5e-4)
   expected = z.get('out_boxes', z['boxes'])[0, :number]
   np.testing.assert_allclose(corners, expected, atol=2e-2)
-  masks = np.array([found.mask(0, q) for q in objects])
+  masks = np.array([detections.mask(0, q) for q in objects])
   bits = np.unpackbits(z['out_masks_bits_0'], axis=1)[:, : height * width]
   expected = bits.reshape(number, height, width).astype(bool)
   assert masks.any()

@@ -204,9 +204,9 @@ def test_the_canvas_follows_the_images(folder, monkeypatch):
 
   def canvases(*names, **options):
     paths = [folder / name for name in names]
-    found = inference.detect_images(loaded, paths, **options)
-    sides = found.boxes[:, 2, 2:] - found.boxes[:, 2, :2]
-    return (100 * sides / found.sizes[:, ::-1]).round().tolist()
+    detections = inference.detect_images(loaded, paths, **options)
+    sides = detections.boxes[:, 2, 2:] - detections.boxes[:, 2, :2]
+    return (100 * sides / detections.sizes[:, ::-1]).round().tolist()
 
   # 1.png is a square of 32 pixels on its canvas; the longer side of 2.png is 40.
   assert canvases('1.png', 'bad.png')[0] == [32, 32]

@@ -102,8 +102,8 @@ class Storage:
     self.wait()
     self._step = step
     if self._manager is None:
-      # The manager is made at the first write, because it deletes unfinished steps. A tool
-      # that reads the folder of a run in progress must not do that.
+      # Make the manager at the first write, because it deletes unfinished steps: a tool may
+      # be reading the folder while the run still writes to it.
       _drop_late_errors()
       options = ocp.CheckpointManagerOptions(
         preservation_policy=self._policy,

@@ -463,9 +463,9 @@ class ViT(vit.ViT):
     in_scores = self.rope != 'none' or self.relpos != 'none'
     relative = self.posemb == 'relative' and self.relpos != 'none'
     if relative or (self.posemb in IN_ATTENTION and self.rope != 'none'):
+      other = f'relpos={self.relpos!r}' if relative else f'rope={self.rope!r}'
       raise UserError(
-        f'posemb={self.posemb!r} does not work with rope={self.rope!r} and '
-        f'relpos={self.relpos!r}: leave them out.'
+        f'posemb={self.posemb!r} cannot be combined with {other}: leave one of them out.'
       )
     if self.attention == 'axial' and in_scores:
       raise UserError(

@@ -178,7 +178,7 @@ def header_size(file, exif: bool) -> tuple[int, int] | None:
     return None
   try:
     with Image.open(file) as image:
-      turned = exif and image.getexif().get(_ORIENTATION, 1) >= 5
-      return image.size if turned else image.size[::-1]
+      sideways = exif and image.getexif().get(_ORIENTATION, 1) >= 5
+      return image.size if sideways else image.size[::-1]
   except Exception:  # Pillow raises many types on broken files
     return None
