@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import pillow_heif
 import pytest
 from PIL import Image
 
@@ -64,20 +65,30 @@ def test_yolo(layout, names, tmp_path):
     opened(f'yolo:{tmp_path}', masks=True)
 
 
-def test_yolo_polygons_are_masks_and_photographs_are_upright(tmp_path):
+@pytest.mark.parametrize('ending', ['jpg', 'png'])
+def test_yolo_polygons_are_masks_and_photographs_are_upright(tmp_path, ending):
   (tmp_path / 'classes.txt').write_text('cat\ndog\n')
   add(tmp_path, 'images', 'labels', 'a', '0 0 0 0.5 0 0.5 1 0 1')
   photo = Image.new('RGB', (20, 40))
   exif = photo.getexif()
   exif[0x0112] = 6
-  photo.save(tmp_path / 'images' / 'a.jpg', exif=exif)
   (tmp_path / 'images' / 'a.png').unlink()
+  photo.save(tmp_path / 'images' / f'a.{ending}', exif=exif)
   source = opened(f'yolo:{tmp_path}', masks=True)
   assert source.exif
   assert source.truth().sizes.tolist() == [[20, 40]]
   (row,) = read(source)
   np.testing.assert_allclose(row['extents'], [[0, 0, 1, 0.5]], atol=0.03)
   assert source.truth().areas.tolist() == [400]
+
+
+def test_sizes_of_heic(tmp_path):
+  (tmp_path / 'classes.txt').write_text('cat\ndog\n')
+  add(tmp_path, 'images', 'labels', 'a', '0 0.5 0.5 1 1')
+  (tmp_path / 'images' / 'a.png').unlink()
+  photo = pillow_heif.from_pillow(Image.new('RGB', (40, 20)))
+  photo.save(tmp_path / 'images' / 'a.heic')
+  assert opened(f'yolo:{tmp_path}').truth().sizes.tolist() == [[20, 40]]
 
 
 VOC = {
@@ -115,23 +126,27 @@ FILE = (
   '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>'
 )
 HOSTILE = {
-  'entities': ('voc', BOMB, 'not XML: it has a document type'),
-  'external entities': ('voc', FILE, 'not XML: it has a document type'),
-  'UTF-16': ('voc', BOMB.encode('utf-16'), 'not XML: it has a document type'),
-  'broken XML': ('voc', '<annotation>', 'not XML: no element found'),
-  'encoding': ('voc', '<?xml version="1.0" encoding="x"?><a/>', 'not XML: unknown enc'),
+  'entities': ('voc', BOMB, 'in another format: it has a document type'),
+  'external entities': ('voc', FILE, 'in another format: it has a document type'),
+  'UTF-16': ('voc', BOMB.encode('utf-16'), 'in another format: it has a document type'),
+  'broken XML': ('voc', '<annotation>', 'in another format: no element found'),
+  'encoding': (
+    'voc',
+    '<?xml version="1.0" encoding="x"?><a/>',
+    'in another format: unknown enc',
+  ),
   'no name': ('voc', '<a><object/></a>', 'an object needs a name and bndbox'),
   'nan': ('voc', XML.replace('>14<', '>nan<'), 'an object needs a name and bndbox'),
   'size': ('voc', XML.replace('>40<', f'>{9**40}<'), 'expected pixels'),
-  'deep XML': ('voc', '<a>' * 100_000, 'not XML: no element found'),
+  'deep XML': ('voc', '<a>' * 100_000, 'in another format: no element found'),
   'words': ('yolo', 'dog 0 0 1 1', "'dog 0 0 1 1', expected 'CLASS X Y WIDTH HEIGHT'"),
   'pixels': ('yolo', '0 20 10 4 4', 'from 0 to 1'),
   'not a number': ('yolo', '0 nan 0 1 1', 'from 0 to 1'),
   'too few': ('yolo', '0 0.5 0.5 0.1', '3 numbers after the class'),
   'class': ('yolo', '7 0.5 0.5 1 1', 'the class 7, but 2 classes have names, from 0'),
   'half a class': ('yolo', '0.5 0.5 0.5 1 1', 'the class 0.5, but 2 classes'),
-  'not UTF-8': ('yolo', b'0 \xff', 'not UTF-8 text'),
-  'large': ('yolo', b' ' * (9 << 20), 'expected a file of at most 8,388,608 bytes'),
+  'not UTF-8': ('yolo', b'0 \xff', "in another format: 'utf-8' codec"),
+  'large': ('yolo', b' ' * (9 << 20), '9,437,184 bytes, above the limit of 8,388,608'),
 }
 
 
@@ -153,12 +168,12 @@ def test_hostile_annotations(case, tmp_path):
 
 NAMES = {
   'no names': (None, 'has no data.yaml or classes.txt'),
-  'not YAML': ('names: [', 'not YAML'),
-  'deep YAML': ('[' * 5_000, 'not YAML'),
+  'not YAML': ('names: [', 'in another format'),
+  'deep YAML': ('[' * 5_000, 'in another format'),
   'a number': ('names: 3', "expected 'names'"),
   'a gap': ('names: {0: cat, 2: dog}', "expected 'names'"),
   'aliases': ('a: &a [x, x]\nnames: [*a, *a]', "expected 'names'"),
-  'code': ('names: !!python/object/apply:os.getcwd []', 'not YAML'),
+  'code': ('names: !!python/object/apply:os.getcwd []', 'in another format'),
   'twice': ('names: [cat, cat]', 'each class needs a name of its own'),
 }
 

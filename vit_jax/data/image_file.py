@@ -13,21 +13,21 @@ MAX_BYTES = 256 << 20
 READERS = 16
 
 
-def read(path: str | os.PathLike) -> bytes:
+def read(path: str | os.PathLike, most: int = MAX_BYTES) -> bytes:
   """Returns the bytes of a file. If reading takes long, `stalls` reports the file's name.
 
   Opens regular files only, because a FIFO would block the reader forever and a device may
   have no end.
 
   Raises:
-    BadImage: for a file that is not regular, too large, or cannot be read.
+    BadImage: for a file that is not regular, has over `most` bytes, or cannot be read.
   """
   try:
     with stalls.reading(path):
       status = os.stat(path)
       if not stat.S_ISREG(status.st_mode):
         raise BadImage(f'not a regular file ({stat.filemode(status.st_mode)})')
-      check_size(status.st_size)
+      check_size(status.st_size, most)
       with open(path, 'rb', buffering=0) as file:
         return file.readall() or b''
   except BadImage:
@@ -37,7 +37,7 @@ def read(path: str | os.PathLike) -> bytes:
     raise BadImage(f'cannot be read: {reason}') from None
 
 
-def check_size(size: int) -> None:
-  """Raises BadImage for more than MAX_BYTES."""
-  if size > MAX_BYTES:
-    raise BadImage(f'{size:,} bytes, above the limit of {MAX_BYTES:,}')
+def check_size(size: int, most: int = MAX_BYTES) -> None:
+  """Raises BadImage for more than `most` bytes."""
+  if size > most:
+    raise BadImage(f'{size:,} bytes, above the limit of {most:,}')

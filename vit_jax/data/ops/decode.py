@@ -53,10 +53,8 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
 
   if not data:
     raise BadImage('empty file')
-  if data[4:8] == b'ftyp' and data[8:12] in _HEIF_BRANDS:
-    _register_heif()
   try:
-    with Image.open(io.BytesIO(data)) as image:
+    with _open(data) as image:
       if image.width * image.height > MAX_PIXELS:
         raise Image.DecompressionBombError(
           f'{image.width}x{image.height} by its header'
@@ -76,6 +74,24 @@ def probe(data: bytes, exif: bool) -> tuple[bytes, int, tuple[int, int]]:
     if 'cannot identify' in str(error):
       raise BadImage('not an image of a known type') from None
     raise BadImage(f'broken header: {type(error).__name__} {reason}'.strip()) from None
+
+
+def read_size(data: bytes, exif: bool) -> tuple[int, int] | None:
+  """Returns (height, width) of the upright image by its header, or None if it is broken."""
+  try:
+    with _open(data) as image:
+      sideways = exif and _orientation(image, data) >= 5
+      return image.size if sideways else image.size[::-1]
+  except Exception:  # Pillow's plugins raise many types on broken headers
+    return None
+
+
+def _open(data: bytes):
+  from PIL import Image
+
+  if data[4:8] == b'ftyp' and data[8:12] in _HEIF_BRANDS:
+    _register_heif()
+  return Image.open(io.BytesIO(data))
 
 
 def check_depth(image) -> None:

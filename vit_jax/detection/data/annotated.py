@@ -2,21 +2,18 @@
 
 import abc
 import concurrent.futures
-import io
 import os
 
 import numpy as np
 
 from vit_jax.data import image_file
+from vit_jax.data.ops import decode
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Truth, group_by_image
 from vit_jax.detection.data import objects
 from vit_jax.errors import BadImage
-
-# The tag of EXIF. Orientations from 5 on exchange the sides.
-_ORIENTATION = 0x0112
 
 
 class Annotated(objects.Objects):
@@ -153,7 +150,7 @@ class Annotated(objects.Objects):
       data = image_file.read(self.name_of(index))
     except BadImage as error:
       return {'error': str(error)}
-    if (shape := header_size(io.BytesIO(data), self.exif)) is None:
+    if (shape := decode.read_size(data, self.exif)) is None:
       return {'image': data}  # the decoder will report it
     if list(shape) != (expected := self._truth.sizes[index].tolist()):
       size = '{} x {}'.format
@@ -162,23 +159,3 @@ class Annotated(objects.Objects):
       return {'image': data}
     shown = (rle.decode(masks[row]) for row in self._objects[index])
     return {'image': data, **objects.encode_masks(shown)}
-
-
-def header_size(file, exif: bool) -> tuple[int, int] | None:
-  """Returns an image's (height, width) by its header, or None if that is broken.
-
-  Args:
-    file: a path or a binary file.
-    exif: whether to rotate the image upright.
-  """
-  from PIL import Image
-
-  # A FIFO would block.
-  if isinstance(file, str) and not os.path.isfile(file):
-    return None
-  try:
-    with Image.open(file) as image:
-      sideways = exif and image.getexif().get(_ORIENTATION, 1) >= 5
-      return image.size if sideways else image.size[::-1]
-  except Exception:  # Pillow raises many types on broken files
-    return None

@@ -3,20 +3,22 @@
 import abc
 import math
 import os
-import stat
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 
+from vit_jax import files
 from vit_jax.check import INT32
+from vit_jax.data import image_file
+from vit_jax.data.ops import decode
 from vit_jax.data.sources import folder
 from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Truth
-from vit_jax.detection.data.annotated import Annotated, header_size
-from vit_jax.errors import UserError, one_line
+from vit_jax.detection.data.annotated import Annotated
+from vit_jax.errors import BadImage, UserError, one_line
 
-# Sizes in bytes that no such file reaches; larger ones are not read.
+# Sizes in bytes that no annotation file, and no data.yaml, exceeds; larger ones are not read.
 _MOST = 8 << 20
 _MOST_YAML = 200_000
 # Fractions of an image may be rounded.
@@ -131,6 +133,13 @@ class Paired(Annotated):
     paths, _ = folder.images_below(self._places[split][0])
     return [path for path, _ in folder.sort_by_hash((path, 0) for path in paths)]
 
+  def _size_of(self, image: str) -> tuple[int, int]:
+    """Returns the height and width of a file, or (1, 1): the decoder reports bad images."""
+    try:
+      return decode.read_size(image_file.read(image), self.exif) or (1, 1)
+    except BadImage:
+      return 1, 1
+
   @abc.abstractmethod
   def _class_names(self) -> list[str]:
     """Returns the names of all classes."""
@@ -153,7 +162,7 @@ class Yolo(Paired):
   SCHEME, ENDING, FOLDERS = 'yolo', '.txt', (('images', 'labels'),)
   exif = True
 
-  def find_splits(self, target: str) -> dict[str, tuple[str, str]]:
+  def find_splits(self, target: str) -> dict[str, tuple[str, ...]]:
     self._names = _names_of_yolo(target, self.name)
     return super().find_splits(target)
 
@@ -161,8 +170,7 @@ class Yolo(Paired):
     return self._names
 
   def _read(self, path: str | None, image: str) -> _Annotation:
-    # The decoder reports an image that cannot be read, and fractions fit any size.
-    height, width = size = header_size(image, exif=True) or (1, 1)
+    height, width = size = self._size_of(image)
     lines = _text(path).splitlines() if path else []
     objects = []
     for number, line in enumerate(lines, 1):
@@ -259,7 +267,7 @@ class Voc(Paired):
       if math.prod(size) > INT32:
         raise ValueError(f'its size is {size}, expected pixels')
       if min(size) < 1:
-        size = header_size(image, exif=False) or (1, 1)
+        size = self._size_of(image)
       return _Annotation(size, [_voc_object(x) for x in root.iter('object')])
     except ValueError as error:
       raise UserError(f'{path}: {one_line(error, 100)}.') from None
@@ -284,11 +292,9 @@ class _NoDoctype(ElementTree.TreeBuilder):
 
 
 def _parse_xml(path: str) -> ElementTree.Element:
-  try:
-    parser = ElementTree.XMLParser(target=_NoDoctype())
-    return ElementTree.fromstring(_bytes(path), parser)
-  except (ElementTree.ParseError, ValueError, LookupError) as error:
-    raise UserError(f'{path}: not XML: {one_line(error, 100)}.') from None
+  data = _bytes(path)
+  with files.reading(path, LookupError):
+    return ElementTree.fromstring(data, ElementTree.XMLParser(target=_NoDoctype()))
 
 
 def _names_of_yolo(root: str, source: str) -> list[str]:
@@ -302,10 +308,8 @@ def _names_of_yolo(root: str, source: str) -> list[str]:
   import yaml
 
   text = _text(path, _MOST_YAML)
-  try:
+  with files.reading(path, yaml.YAMLError):
     content = yaml.safe_load(text)
-  except (yaml.YAMLError, ValueError, RecursionError) as error:
-    raise UserError(f'{path}: not YAML: {one_line(error, 100)}.') from None
   names = content.get('names') if isinstance(content, dict) else None
   if isinstance(names, dict) and list(names) == list(range(len(names))):
     names = list(names.values())
@@ -332,19 +336,13 @@ def _unique(names: list[str], path: str) -> list[str]:
 
 
 def _text(path: str, most: int = _MOST) -> str:
-  try:
-    return _bytes(path, most).decode('utf-8')
-  except UnicodeDecodeError as error:
-    raise UserError(f'{path}: not UTF-8 text: {error.reason}.') from None
+  data = _bytes(path, most)
+  with files.reading(path):
+    return data.decode('utf-8')
 
 
 def _bytes(path: str, most: int = _MOST) -> bytes:
-  """Reads a regular file; raises UserError for others, and for large ones."""
   try:
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-      raise UserError(f'{path}: expected a file of at most {most:,} bytes.')
-    with open(path, 'rb') as file:
-      return file.read(most)
-  except OSError as error:
-    raise UserError(f'{path}: {error.strerror}.') from None
+    return image_file.read(path, most)
+  except BadImage as error:
+    raise UserError(f'{path}: {error}.') from None

@@ -1,9 +1,8 @@
 """TFDS data sets whose images have objects with boxes, such as coco/2017 and voc."""
 
-import io
-
 import numpy as np
 
+from vit_jax.data.ops import decode
 from vit_jax.data.sources.tfds import Images, Prepared, classes
 from vit_jax.detection.coco.objects import Truth
 from vit_jax.detection.data import objects
@@ -69,7 +68,8 @@ class TfdsObjects(Images, objects.Objects):
       indices = np.arange(start, min(start + _CHUNK, len(self)))
       for i, example in zip(indices, self.examples(indices), strict=True):
         if not isinstance(example, Exception):
-          sizes[i] = _size(example[self._image_key])
+          # Zeros if it is broken: the image is masked where it is used.
+          sizes[i] = decode.read_size(example[self._image_key], exif=False) or (0, 0)
           boxes, *others = self._objects(example)
           rows.append((np.full(len(boxes), i), boxes, *others))
     image, boxes, labels, crowd, areas = map(np.concatenate, zip(*rows, strict=True))
@@ -84,15 +84,3 @@ class TfdsObjects(Images, objects.Objects):
       areas=np.where(np.isnan(areas), sides.prod(1), areas),
       crowd=crowd,
     )
-
-
-def _size(data: bytes) -> tuple[int, int]:
-  """Returns the height and width of an encoded image, zeros if it is broken."""
-  from PIL import Image
-
-  try:
-    with Image.open(io.BytesIO(data)) as image:
-      return image.height, image.width
-  # Pillow raises errors of many types. The image is masked where it is used.
-  except Exception:
-    return 0, 0

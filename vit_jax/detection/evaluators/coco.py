@@ -123,13 +123,12 @@ class Coco(OneSplit):
     truth, answers = self.compared
     chosen = np.unique(np.linspace(0, len(index) - 1, SHOWN).round().astype(int))
     few = truth.select(chosen)
-    order = np.lexsort((-answers.scores, answers.image))
-    ranks = np.zeros(len(order), int)
-    first = np.searchsorted(answers.image[order], answers.image[order])
-    ranks[order] = np.arange(len(order)) - first
-    likely = answers.scores >= LEAST
-    unsure = ~np.isin(answers.image, answers.image[likely])
-    drawn = likely | (unsure & (ranks < BEST))
+    drawn = answers.scores >= LEAST
+    for i in chosen:
+      places = np.flatnonzero(answers.image == i)
+      if not drawn[places].any():
+        best = np.argsort(-answers.scores[places], kind='stable')[:BEST]
+        drawn[places[best]] = True
     keep = np.isin(answers.image, chosen) & drawn
     place = np.searchsorted(chosen, answers.image)
     boxes = np.column_stack([place, answers.category, answers.scores, answers.boxes])

@@ -34,8 +34,8 @@ class Axis(NamedTuple):
     """Divides boxes from `low` to `high` into bins; arguments as in `bin_weights`."""
     start, length = (low - 0.5, high - low) if aligned else (low, high - low)
     length = length if aligned else jnp.maximum(length, 1)
-    # XLA multiplies by 1 / size where it knows that number. The product may be off in the last
-    # bit, and a sample on the map's edge then falls outside.
+    # `0 * length` hides `size` from XLA, which would multiply by 1 / size instead. The product
+    # may be off in the last bit, and a sample on the map's edge then falls outside.
     width = length / (size + 0 * length)
     # ceil(length / size), computed without relying on the division: if a multiple of `size`
     # rounded up, every bin would get one more sample.

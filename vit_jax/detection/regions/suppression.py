@@ -97,23 +97,16 @@ def proposals(
     numbers, logits, deltas, anchors, strict=True
   ):
     best, index = _best(logit.astype(jnp.float32), number)
-    rows = best, delta[index], jnp.asarray(anchor)[index]
     more = max(numbers) - number
-    fill = -jnp.inf, 0, 0
-    levels.append(
-      [
-        jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1), constant_values=value)
-        for x, value in zip(rows, fill, strict=True)
-      ]
-    )
+    best = jnp.pad(best, (0, more), constant_values=-jnp.inf)
+    index = jnp.pad(index, (0, more))
+    levels.append((best, delta[index], jnp.asarray(anchor)[index]))
   best, delta, anchor = (jnp.stack(parts) for parts in zip(*levels, strict=True))
   boxes = coding.decode(delta, anchor, (1.0,) * 4, clamp_both)
   finite = jnp.isfinite(boxes).all(-1) & jnp.isfinite(best)
   boxes = coding.clip(jnp.where(finite[..., None], boxes, 0), size)
   valid = finite & (coding.sides(boxes) > least).all(-1)
-  valid = jax.vmap(lambda *level: keep(*level[:2], threshold, level[2]))(
-    boxes, best, valid
-  )
+  valid = jax.vmap(keep, (0, 0, None, 0))(boxes, best, threshold, valid)
   boxes, best = boxes.reshape(-1, 4), jnp.where(valid, best, -jnp.inf).reshape(-1)
   best, index = jax.lax.top_k(best, min(after, sum(numbers)))
   valid = jnp.isfinite(best)
