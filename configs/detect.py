@@ -20,7 +20,7 @@ R-CNN of 1.4 million parameters is trained, which finds simple objects.
 height: aspect=1.5 for photographs, most of which are landscape. Images are resized to fit on
 it, in training to 0.5 to 1.5 times that size, and cropped. masks=True trains masks too, if
 the data has them. freeze=stem keeps the parameters of a ResNet's stem and first stage, as
-detectron2 does, and freeze=backbone those of the whole backbone.
+detectron2 does, and freeze=backbone those of the whole network below the pyramid.
 
 AdamW with gradients clipped at norm 1 and a cosine after a warmup of a twentieth of the run.
 The rate is 1e-4 with weights, and 1e-3 without. `epochs` counts passes through the data;

@@ -187,7 +187,7 @@ def test_classes_without_names_have_the_numbers_of_their_origin(
 
 
 class Canvas(bright_detector.BrightDetector):
-  """Answers with the size of its canvas, as the first score."""
+  """Answers with the size of its canvas in per cent, as that of its last box."""
 
   def __call__(self, images, mask=None, train=False):
     outputs, out = super().__call__(images, mask)

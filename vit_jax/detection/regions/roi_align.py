@@ -68,23 +68,15 @@ def roi_align(
 def _products(maps, boxes, levels, strides, size, samples, aligned):
   scales = jnp.take((1 / np.array(strides)).astype(np.float32), levels)
   low, high = jnp.split(boxes * scales[..., None], 2, -1)  # x and y of both corners
+  sides = np.array([x.shape[2:0:-1] for x in maps])  # widths and heights
+  cells, most = jnp.take(sides, levels, axis=0), sides.max(0)
   columns, rows = (
     bin_weights(
-      low[..., i],
-      high[..., i],
-      jnp.take(lengths, levels),
-      size,
-      samples,
-      aligned,
-      length=max(lengths),
+      low[..., i], high[..., i], cells[..., i], size, samples, aligned, most[i]
     )
-    for i, lengths in enumerate((_lengths(maps, 2), _lengths(maps, 1)))
+    for i in (0, 1)
   )
   return _contract(rows, columns, levels, tuple(maps)).astype(maps[0].dtype)
-
-
-def _lengths(maps, axis: int) -> np.ndarray:
-  return np.array([x.shape[axis] for x in maps])
 
 
 def _contract_whole(rows, columns, levels, maps) -> jax.Array:
@@ -116,11 +108,10 @@ def _contract_windows(rows, columns, levels, maps) -> jax.Array:
   """
   C, window = maps[0].shape[-1], _window(rows, columns)
   maps = [_pad(x, window) for x in maps]
-  heights, widths = _lengths(maps, 1), _lengths(maps, 2)
+  sizes = np.array([x.shape[1:3] for x in maps])
 
   def pool(box):
     image, level, rows, columns = box
-    size = jnp.take(heights, level), jnp.take(widths, level)
     cut = lambda x: lambda y, z: lax.dynamic_slice(x, (image, y, z, 0), (1, *window, C))
 
     def add(total, start, rows, columns):
@@ -129,7 +120,7 @@ def _contract_windows(rows, columns, levels, maps) -> jax.Array:
       return total + jnp.einsum('qw,pwc->pqc', columns, part)
 
     zeros = jnp.zeros((len(rows), len(columns), C), jnp.float32)
-    return _over_windows(add, zeros, rows, columns, size)
+    return _over_windows(add, zeros, rows, columns, jnp.take(sizes, level, axis=0))
 
   pooled = lax.map(pool, (*_list_boxes(levels), *_flatten(rows, columns)))
   return pooled.reshape(*rows.shape[:2], *pooled.shape[1:])
