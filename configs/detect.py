@@ -114,9 +114,8 @@ def get_config(arg=None):
   # The canvas is a multiple of the coarsest map's stride.
   sides = arg.res / max(arg.aspect, 1), arg.res * min(arg.aspect, 1)
   canvas = tuple(max(round(side / 32), 1) * 32 for side in sides)
-  digits = arg.data == 'digits_canvas'
   # A mirrored 2 is not a 2.
-  flip = '' if digits else '|flip_lr'
+  flip = '' if arg.data == 'digits_canvas' else '|flip_lr'
   ends = f'canvas({canvas})|value_range|pad_to'
   names = ['boxes', 'label', *(['masks', 'extents'] if arg.masks else [])]
   lengths = ', '.join(f'{name}={arg.boxes}' for name in names)

@@ -14,7 +14,7 @@ from vit_jax.detection.data import objects
 _SIDE, _MOST = 64, 4
 _SIZES = {'train': 10_000, 'test': 1_000}
 _TRIES = 8  # random places to try for a digit
-# random numbers per digit: which digit, its size, its places
+# Random numbers per digit: which digit, its size, its places
 _PER_DIGIT = 2 + 2 * _TRIES
 _INK = 64  # minimum ink, out of 255, of a pixel in a digit's mask
 # The key of the random numbers. It lies above any 32-bit seed, because augmentations use

@@ -18,7 +18,7 @@ from vit_jax.detection.coco.objects import Truth
 from vit_jax.detection.data.annotated import Annotated
 from vit_jax.errors import BadImage, UserError, one_line
 
-# Sizes in bytes that no annotation file, and no data.yaml, exceeds; larger ones are not read.
+# Most bytes of a file of annotations or of data.yaml. Larger files are not read.
 _MOST = 8 << 20
 _MOST_YAML = 200_000
 # Fractions of an image may be rounded.
@@ -88,8 +88,8 @@ class Paired(Annotated):
         box = left, top, right - left, bottom - top
         columns.append((i, position[x.category], *box, box[2] * box[3], x.crowd))
         if masks:
-          where = os.path.join(self._folder, paths[i])
           if not x.polygon:
+            where = os.path.join(self._folder, paths[i])
             raise UserError(
               f'{self.name}: {where} has boxes without polygons, so no masks: set '
               'masks=False.'
@@ -182,7 +182,7 @@ class Yolo(Paired):
         raise UserError(f'{path}, line {number}: {error}.') from None
       if len(fractions) == 4:
         x, y, w, h = fractions
-        polygon = np.zeros(0)
+        polygon = ()
         low, high = (x - w / 2, y - h / 2), (x + w / 2, y + h / 2)
       else:
         polygon = fractions.reshape(-1, 2)

@@ -19,9 +19,11 @@ from vit_jax.evaluators.base import Metric, OneSplit
 from vit_jax.evaluators.class_match import Classes
 
 _SHARE = Metric(percent=True, larger_is_better=True)
-# Number of images on the page of a run, the minimum score of the boxes drawn on them, and the
-# number of boxes on an image without such a score.
-SHOWN, LEAST, BEST = 8, 0.3, 3
+# Number of images on the page of a run, and the minimum score of the boxes drawn on them.
+SHOWN = 8
+LEAST = 0.3
+# Number of boxes drawn on an image that has none with this score.
+BEST = 3
 
 
 class Coco(OneSplit):

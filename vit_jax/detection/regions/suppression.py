@@ -126,14 +126,12 @@ def detections(
   candidates: int = 2048,
   soft: bool = False,
 ) -> dict[str, jax.Array]:
-  """Returns detections, best first.
+  """Returns detections, best first: 'boxes' [D, 4], 'scores', 'labels' and 'valid' [D].
 
-  The names are 'boxes' [D, 4], 'scores', 'labels', 'rows', 'valid' and 'complete'.
-
-  Boxes of different classes do not suppress each other. Of all pairs (box, class) only the
-  best `candidates` are considered. The result is still exact if no pair was left out, or if
-  D detections remain that score at least as much as every pair left out. 'complete' says
-  whether it is exact.
+  'rows' [D] are their positions among the R boxes. Boxes of different classes do not suppress
+  each other. Of all pairs (box, class) only the best `candidates` are considered. The result
+  is still exact if no pair was left out, or if D detections remain that score at least as
+  much as every pair left out. 'complete' [] says whether it is exact.
 
   Args:
     boxes: [R, 4] corners, or [R, 4 K] with a box for each class.
