@@ -88,6 +88,7 @@ class Call:
 def test_a_pickle_makes_arrays_and_calls_nothing_else(tmp_path, protocol):
   called, file = tmp_path / 'called', tmp_path / 'a.pkl'
   saved = {'model': {'a': np.ones(2), 'b': Call(called)}, 'best': np.float64(1)}
+  saved['empty'] = np.zeros(0)
   file.write_bytes(pickle.dumps(saved, protocol))
   assert readers.read(file).arrays.keys() == {'a'}
   assert not called.exists()

@@ -56,9 +56,6 @@ class _Inert:
 class _Unknown(_Inert):
   """An object of a class that is not read. It takes all arguments and keeps none."""
 
-  def __new__(cls, *args, **options):
-    return super().__new__(cls)
-
   def __init__(self, *args, **options):
     pass
 
@@ -92,7 +89,7 @@ class _Maker(_Inert):
 class _Storage(_Inert):
   """The numbers of tensors; `read` returns their bytes."""
 
-  read: Callable[[], bytes]
+  read: Callable[[], bytes | np.ndarray]
 
   def __init__(self, dtype: str, number: int):
     self.dtype = _check_type(dtype)
@@ -120,7 +117,11 @@ class Array(_Inert):
 class _Tensor(Array):
   """A tensor of PyTorch, whose numbers are read when it is loaded."""
 
-  def __init__(self, storage: _Storage, offset, shape, strides, dtype: np.dtype):
+  def __init__(
+    self, storage: _Storage, offset, shape, strides, dtype: np.dtype, signs: dict | None
+  ):
+    if signs:
+      raise ValueError('a tensor is a conjugate or negative view: save a `clone()`')
     index = operator.index
     self.shape, self.dtype = tuple(map(index, shape)), dtype
     self._storage, self._offset = storage, index(offset)
@@ -167,19 +168,11 @@ class _NumPyType(_Inert):
 
 
 def _make_tensor(storage, offset, shape, strides, grad=None, hooks=None, signs=None):
-  _check_signs(signs)
-  return _Tensor(storage, offset, shape, strides, storage.dtype)
+  return _Tensor(storage, offset, shape, strides, storage.dtype, signs)
 
 
 def _make_untyped(storage, offset, shape, strides, grad, hooks, dtype, signs=None):
-  _check_signs(signs)
-  return _Tensor(storage, offset, shape, strides, _check_type(dtype))
-
-
-def _check_signs(signs: dict | None) -> None:
-  """Raises ValueError for a view with other signs than the numbers of its storage."""
-  if signs:
-    raise ValueError('a tensor is a conjugate or negative view: save a `clone()`')
+  return _Tensor(storage, offset, shape, strides, _check_type(dtype), signs)
 
 
 def _make_subclass(make: _Maker, kind, args, state):
@@ -202,7 +195,8 @@ _FUNCTIONS = {
   ('numpy', 'dtype'): _NumPyType,
   ('numpy._core.multiarray', '_reconstruct'): lambda *_: object.__new__(_NumPyArray),
   ('numpy._core.numeric', '_frombuffer'): _NumPyArray,
-  # Pickles of Python 2 hold bytes as text.
+  # Pickles of protocol 2 and below hold bytes as text, and no bytes as a call of `bytes`.
+  ('__builtin__', 'bytes'): lambda: b'',
   ('_codecs', 'encode'): lambda text, _: text.encode('latin1'),
 }
 _NAMES = {('torch', f'{name}Storage'): dtype for name, dtype in _STORAGES.items()}
@@ -260,7 +254,9 @@ def read(path: Path) -> object:
       number = int.from_bytes(file.read(8), 'little')
       if number != storage.number:
         raise ValueError(f'storage {key!r} has {number} numbers, not {storage.number}')
-      storage.read = functools.partial(_read_range, path, file.tell(), storage.size)
+      storage.read = functools.partial(
+        np.fromfile, path, np.uint8, storage.size, offset=file.tell()
+      )
       file.seek(storage.size, os.SEEK_CUR)
     if file.tell() > path.stat().st_size:
       raise EOFError('the last storages are missing')
@@ -283,12 +279,6 @@ def _read_zip(archive: zipfile.ZipFile) -> object:
       raise ValueError(f'storage {key!r} has {member.file_size} bytes')
     storage.read = functools.partial(read_last, member)
   return saved
-
-
-def _read_range(path: Path, start: int, size: int) -> bytes:
-  with path.open('rb') as file:
-    file.seek(start)
-    return file.read(size)
 
 
 def _unpickle(file: IO[bytes], storages: dict[str, _Storage]) -> object:

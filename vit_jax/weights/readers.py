@@ -171,10 +171,15 @@ def _read_npz(path: Path) -> tuple[dict[str, np.ndarray | _Stored], dict]:
   for name, (shape, dtype, load) in members.items():
     if dtype == np.dtype('V2'):  # NumPy stores bfloat16 as void: view it as bfloat16.
       dtype, load = np.dtype(jnp.bfloat16), functools.partial(_view_as_bfloat16, load)
-    is_float = dtype.kind == 'f' or dtype == jnp.bfloat16
-    arrays[name] = _Stored(shape, dtype, load) if is_float else load()
+    arrays[name] = _defer(shape, dtype, load)
   is_config = comment.startswith(b'{')  # Other programs may write other comments.
   return arrays, _parse_json(comment, f"{path}: the zip's comment") if is_config else {}
+
+
+def _defer(shape, dtype, load: Callable[[], np.ndarray]) -> np.ndarray | _Stored:
+  """Returns an array. If it has floats, it is read only when it is used."""
+  is_float = dtype.kind == 'f' or dtype == jnp.bfloat16
+  return _Stored(shape, dtype, load) if is_float else load()
 
 
 def _view_as_bfloat16(load: Callable[[], np.ndarray]) -> np.ndarray:
@@ -199,7 +204,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | _Stored], dict
     for name in file.keys():  # noqa: SIM118
       part = file.get_slice(name)
       if dtype := _FLOATS.get(part.get_dtype()):
-        load = functools.partial(_load_tensor, path, file, name)
+        load = functools.partial(_load, path, file.get_tensor, name)
         arrays[name] = _Stored(tuple(part.get_shape()), np.dtype(dtype), load)
       else:
         arrays[name] = file.get_tensor(name)
@@ -208,17 +213,16 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray | _Stored], dict
   return arrays, _parse_json(config, where) if config else {}
 
 
-def _load_tensor(path: Path, file, name: str) -> np.ndarray:
+def _load(path: Path, read: Callable[..., np.ndarray], *args) -> np.ndarray:
   with _explain_damage(path):
-    return file.get_tensor(name)
+    return read(*args)
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray | _Stored]:
   """Returns the model's arrays in a pickle, without the optimizer's state and the like."""
-  with _explain_damage(path), path.open('rb'):
+  with files.reading(path, Exception):  # A damaged pickle may raise any error.
     if zipfile.is_zipfile(path):
       _check_archive(path)
-  with files.reading(path, Exception):  # A damaged pickle may raise any error.
     saved = _unwrap(pickles.read(path))
   arrays = {}
   if isinstance(saved, Mapping):
@@ -236,17 +240,10 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray | _Stored]:
   total = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays.values())
   files.check_expansion(path, total, _TIMES)
   cut = len('module.') * all(name.startswith('module.') for name in arrays)
-  return {name[cut:]: _store(path, x) for name, x in arrays.items()}
-
-
-def _store(path: Path, x: pickles.Array) -> np.ndarray | _Stored:
-  stored = _Stored(x.shape, x.dtype, functools.partial(_load_array, path, x))
-  return stored if x.dtype in _FLOATS.values() else np.asarray(stored)
-
-
-def _load_array(path: Path, x: pickles.Array) -> np.ndarray:
-  with _explain_damage(path):
-    return x.load()
+  return {
+    name[cut:]: _defer(x.shape, x.dtype, functools.partial(_load, path, x.load))
+    for name, x in arrays.items()
+  }
 
 
 def _check_archive(path: Path) -> None:
