@@ -116,7 +116,7 @@ def match(
   if class_map in (None, NAME, KNOWN):
     rows, remark = _look_up(source, model, class_map)
   elif class_map == NUMBER:
-    rows, remark = None, _compare_numbers(source, model, explicit=True)
+    rows, remark = None, ''
   else:
     rows, remark = _read_map(class_map, source, model)
     among = among or ALL
@@ -126,7 +126,7 @@ def match(
         f'among={among!r} needs classes with names, but those of {source.name} are compared '
         f'with the model by number.{_hint(model)}'
       )
-    return None, remark
+    return None, _compare_numbers(source, model, class_map == NUMBER)
   partly = _are_ids(ids(names)) and len(rows) < model.number
   return _build_match(
     rows, model, among or (DATA if partly else ALL), remark, source.name
@@ -171,7 +171,7 @@ def _look_up(source, model: Classes, how: str | None) -> tuple[list | None, str]
     # Folders are sorted as text: '0', '1', '10', '2'.
     return [[i] for i in numbers], 'The names of the classes are numbers of the model.'
   if not named:
-    return None, _compare_numbers(source, model)
+    return None, ''
   kind = 'WordNet id' if _are_ids(ids(names)) else 'name'
   remark = (
     f'Classes are matched by {kind}: {n - len(missing):,} of {n:,} are in the model.'
@@ -224,7 +224,7 @@ def _read_map(path: str, source, model: Classes) -> tuple[list, str]:
   return rows, f'{mapped:,} of {len(rows):,} classes are mapped by {path}.'
 
 
-def _compare_numbers(source, model: Classes, explicit: bool = False) -> str:
+def _compare_numbers(source, model: Classes, explicit: bool) -> str:
   """Returns a remark on classes that are compared by number, or ''.
 
   Raises:

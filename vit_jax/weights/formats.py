@@ -255,11 +255,6 @@ def find_writer(family: str, to: str) -> Format:
   return writers[to]
 
 
-def _is_counter(name: str) -> bool:
-  """Whether an array counts batches in training; each of PyTorch's batch norms has one."""
-  return name.endswith('num_batches_tracked')
-
-
 def detect(
   arrays: Arrays, config: dict, source: str = ''
 ) -> tuple[Format, Arrays, list[str]]:
@@ -275,8 +270,10 @@ def detect(
     if inside:
       skipped += [n for n in arrays if not n.startswith(prefix)]
       arrays = inside
-  skipped += [n for n in arrays if _NOT_PARAMETERS.fullmatch(n) and not _is_counter(n)]
-  arrays = {n: x for n, x in arrays.items() if not _NOT_PARAMETERS.fullmatch(n)}
+  others = [n for n in arrays if _NOT_PARAMETERS.fullmatch(n)]
+  # Each of PyTorch's batch norms counts its batches, so that is not reported.
+  skipped += [n for n in others if not n.endswith('num_batches_tracked')]
+  arrays = {n: x for n, x in arrays.items() if n not in others}
   for name in arrays:
     if any(int(n) > _LARGEST_NUMBER for n in re.findall(r'\d{1,9}', name)):
       raise ValueError(f'array {name[:80]!r} is numbered beyond {_LARGEST_NUMBER}')
