@@ -97,7 +97,7 @@ def get_config(arg=None):
   if arg.data.partition(':')[0] in BOXES:
     raise UserError(
       f'data={arg.data} has boxes; finetune trains classes of images: '
-      f'--config=detect:weights={arg.weights},data={arg.data}.'
+      f'--config=detect:data={arg.data}.'
     )
   if arg.data in DATASETS:
     source, held_out, test, *numbers = DATASETS[arg.data]

@@ -5,6 +5,7 @@ hold an object. Heads pool features inside these boxes, classify and move them, 
 masks. All shapes are static: lists of boxes are padded, and `valid` marks the real ones.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -175,20 +176,15 @@ class RCNN(Model):
   def _proposals(self, logits, deltas, every, sizes, train: bool) -> dict:
     """Proposes boxes: 'boxes' [B, P, 4], 'logits' and 'valid' [B, P], without gradient."""
     origin = ORIGINS[self.origin]
-
-    def one(logits, deltas, size):
-      return suppression.proposals(
-        logits,
-        deltas,
-        every,
-        size,
-        before=self.before[not train],
-        after=self.after[not train],
-        least=origin.least_side,
-        clamp_both=origin.clamp_both,
-      )
-
-    return jax.vmap(one)(*jax.lax.stop_gradient((logits, deltas)), sizes)
+    propose = functools.partial(
+      suppression.proposals,
+      before=self.before[not train],
+      after=self.after[not train],
+      least=origin.least_side,
+      clamp_both=origin.clamp_both,
+    )
+    logits, deltas = jax.lax.stop_gradient((logits, deltas))
+    return jax.vmap(propose, (0, 0, None, 0))(logits, deltas, every, sizes)
 
   def _label_anchors(self, every: np.ndarray, deltas, sizes, targets: dict) -> dict:
     """Samples anchors; returns a dict with 'label' and 'positives'.
@@ -311,19 +307,14 @@ class RCNN(Model):
     weights = origin.weights[len(stages) - 1]
     boxes = coding.decode(deltas, boxes[:, :, None], weights, origin.clamp_both)
 
-    def one(boxes, likely, valid, size):
-      return suppression.detections(
-        boxes,
-        likely,
-        valid,
-        size,
-        least=self.least_score,
-        threshold=self.suppress,
-        most=self.most,
-        soft=self.soft_nms,
-      )
-
-    detections = jax.vmap(one)(boxes, likely, proposals['valid'], sizes)
+    select = functools.partial(
+      suppression.detections,
+      least=self.least_score,
+      threshold=self.suppress,
+      most=self.most,
+      soft=self.soft_nms,
+    )
+    detections = jax.vmap(select)(boxes, likely, proposals['valid'], sizes)
     boxes = detections.pop('boxes')
     out |= {'pixel_boxes': boxes, 'complete': detections.pop('complete')}
     out['rows'] = detections.pop('rows')

@@ -155,8 +155,7 @@ def _contract_backward(residuals, gradient):
     total, _ = lax.scan(visit, jnp.zeros(padded.shape, jnp.float32), boxes)
     return total[:, : x.shape[1], : x.shape[2]].astype(x.dtype)
 
-  zeros = jnp.zeros_like(rows), jnp.zeros_like(columns), None
-  return *zeros, tuple(gradient_of(level, x) for level, x in enumerate(maps))
+  return None, None, None, tuple(gradient_of(i, x) for i, x in enumerate(maps))
 
 
 _contract_windows.defvjp(_contract_forward, _contract_backward)
