@@ -17,8 +17,8 @@ from vit_jax.weights import Loaded
 
 # The fewest threads that decode, even on few cores, because they mostly wait for the disk.
 _READERS = 4
-# Padding is cut off in steps of an eighth of the canvas, and at least of this many pixels, so
-# that few sizes are compiled. Reference code pads images to multiples of as many pixels.
+# Padding is cut off in steps of an eighth of the canvas, so that few sizes are compiled. A step
+# is a multiple of 32 pixels, to which reference code pads images.
 _STEPS, _LEAST_STEP = 8, 32
 
 
