@@ -99,16 +99,16 @@ def run(
       x[[reason is not None for reason in why]] = blanks.get(x.dtype.kind, np.nan)
       rows[name] = x
     parts.append(rows)
-  parts = parts or [_no_rows(loaded, batch_size, function)]
+  parts = parts or [_no_rows(loaded, function)]
   return {n: np.concatenate([rows[n] for rows in parts]) for n in parts[0]}, errors
 
 
-def _no_rows(loaded: Loaded, batch_size: int, function) -> dict[str, np.ndarray]:
+def _no_rows(loaded: Loaded, function) -> dict[str, np.ndarray]:
   """Returns the rows of no images; traces the function, which takes seconds."""
   shape = (*loaded.image_size, loaded.channels)
   example = {
-    'image': jax.ShapeDtypeStruct((batch_size, *shape), 'float32'),
-    'size': jax.ShapeDtypeStruct((batch_size, 2), 'int32'),
+    'image': jax.ShapeDtypeStruct((1, *shape), 'float32'),
+    'size': jax.ShapeDtypeStruct((1, 2), 'int32'),
   }
   rows = jax.eval_shape(function, loaded.variables, example)
   return {name: np.zeros((0, *x.shape[1:]), x.dtype) for name, x in rows.items()}

@@ -349,7 +349,7 @@ def _facts(pixels, shorter: int, longest: int, canvas: int, **defaults):
 
 def _torchvision_facts(config: dict, source: str) -> configs.Facts:
   fields = dict(origin='torchvision', samples=2, after=(2_000, 1_000))
-  # torchvision takes the epsilon from the norms of what it published first (`overwrite_eps`).
+  # The norms in the files that torchvision published first have no epsilon (`overwrite_eps`).
   if re.fullmatch(r'(faster|mask)rcnn_resnet50_fpn_coco-\w{8}', Path(source).stem):
     fields['backbone'] = {'backbone': {'norm_eps': 0.0}}
   return _facts(_USUAL, *_COCO, **fields)(config, source)
