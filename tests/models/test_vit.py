@@ -233,7 +233,7 @@ def test_without_features_the_last_block_is_for_the_class_token():
 )
 def test_the_later_page_computes_the_same_with_its_defaults(fields):
   fields |= dict(patch_size=(4, 4), width=16, depth=2, mlp_dim=32, num_heads=2)
-  paper, later = vit.ViT(**fields), vit_later.ViT(**fields)
+  paper, later = vit.ViT(**fields), vit_later.LaterViT(**fields)
   assert type(models.build('vit', **fields)) is vit.ViT
   shapes = paper.shapes((64, 64, 3))
   assert later.shapes((64, 64, 3)) == shapes
@@ -254,21 +254,25 @@ def test_a_field_of_a_later_paper_makes_the_later_model():
   assert type(model) is vit.ViT
   assert type(model.change(scan=True)) is vit.ViT
   later = model.change(registers=4)
-  assert type(later) is vit_later.ViT
+  assert type(later) is vit_later.LaterViT
   assert later == models.build('vit', 'mu/16', registers=4)
   assert model.family_name == later.family_name == 'vit'
   assert {**model.fields(), 'registers': 4} == later.fields()
-  assert type(models.build('vit', 'mu/16', classifier='token_mean')) is vit_later.ViT
+  assert (
+    type(models.build('vit', 'mu/16', classifier='token_mean')) is vit_later.LaterViT
+  )
   with pytest.raises(UserError, match=naming('vit.registres', 'registers')):
     models.build('vit', 'mu/16', registres=4)
 
 
-@pytest.mark.parametrize('base', [vit, vit_later])
-def test_a_subclass_of_ones_own_is_built(base, monkeypatch):
-  class Mine(base.ViT):
+@pytest.mark.parametrize(
+  ('base', 'family'), [(vit.ViT, vit.FAMILY), (vit_later.LaterViT, vit_later.FAMILY)]
+)
+def test_a_subclass_of_ones_own_is_built(base, family, monkeypatch):
+  class Mine(base):
     pass
 
-  family = dataclasses.replace(base.FAMILY, model=Mine)
+  family = dataclasses.replace(family, model=Mine)
   monkeypatch.setitem(models.MODELS.data, 'mine', family)
   model = models.build('mine', 'mu/16')
   assert type(model) is type(model.change(scan=True)) is Mine

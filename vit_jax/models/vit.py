@@ -44,7 +44,8 @@ ATTENTION = ('full', 'axial')
 class ViT(Classifier):
   """Patches, a Transformer and a head: equations 1 to 4 of the paper.
 
-  Fields up to `num_heads` come from `variant`. `models.vit_later` has fields of later papers.
+  Fields up to `num_heads` come from `variant`. `models.build` returns this class, or
+  `models.vit_later.LaterViT` if a field of a later paper is set.
   """
 
   patch_size: tuple[int, int] = (16, 16)

@@ -1,6 +1,6 @@
 """Later Vision Transformers: the paper's model with parts that later papers changed.
 
-`ViT` adds fields of later papers to those of `models.vit.ViT`, and is composed of the same
+`LaterViT` adds fields of later papers to those of `models.vit.ViT`, and is composed of the same
 layers. `models.build` uses the paper's class for a model that sets none of these fields.
 """
 
@@ -73,7 +73,7 @@ class Block(vit.EncoderBlock):
 
   Attributes:
     relpos: a function that makes the block's own table of relative positions, or None.
-    layer_scale, layer_scale_where: see `ViT`.
+    layer_scale, layer_scale_where: see `LaterViT`.
   """
 
   relpos: Callable[[], nn.Module] | None = None
@@ -201,7 +201,7 @@ class Encoder(vit.Encoder):
   Attributes:
     norm: a function of `name` that makes a norm in float32.
     pre_norm: whether there is a norm before the first block.
-    final_norm: see `ViT`.
+    final_norm: see `LaterViT`.
     relpos: a function that makes one table of relative positions for all blocks, or None.
     kv_heads: number of heads of keys and values, per block; None: as many as query heads.
   """
@@ -240,7 +240,7 @@ class Encoder(vit.Encoder):
     return jnp.concatenate([first, norm(x[:, before:])], axis=1), out
 
 
-class ViT(vit.ViT):
+class LaterViT(vit.ViT):
   """Patches, a Transformer and a head, with the fields of later papers."""
 
   # token_mean: the cls token and the mean of the patches, side by side (DINOv2's linear
@@ -475,17 +475,17 @@ class ViT(vit.ViT):
 
 
 def _class_of(model: type, fields: Mapping) -> type:
-  """Returns the paper's class instead of `ViT` if all fields of this module have defaults."""
+  """Returns the paper's class instead of `LaterViT` if its own fields have their defaults."""
   paper = {f.name for f in dataclasses.fields(vit.ViT)}
-  defaults = {f.name: f.default for f in dataclasses.fields(ViT)}
+  defaults = {f.name: f.default for f in dataclasses.fields(LaterViT)}
   same = all(fields[name] == defaults[name] for name in fields if name not in paper)
   plain = same and fields.get('classifier', 'token') in vit.CLASSIFIERS
-  return vit.ViT if plain and model is ViT else model
+  return vit.ViT if plain and model is LaterViT else model
 
 
 FAMILY = dataclasses.replace(
   vit.FAMILY,
-  model=ViT,
+  model=LaterViT,
   class_of=_class_of,
   before=rf'{vit.FAMILY.before}|embedding_norm/.*|registers|Transformer/(pre_norm|relpos)/.*',
   matrices=(

@@ -324,8 +324,8 @@ class Rope(nn.Module):
     steps = [np.arange(n) + self.first for n in self.grid]
     if kind.side:
       h, w = self.grid
-      sides = {'own': (h, w), 'max': (max(h, w),) * 2, 'min': (min(h, w),) * 2}
-      sides = sides[kind.side]
+      both = {'own': (h, w), 'max': (max(h, w),) * 2, 'min': (min(h, w),) * 2}
+      sides = both[kind.side]
       steps = [2 * (i + 0.5) / n - 1 for i, n in zip(steps, sides, strict=True)]
     elif self.reference is not None:
       sizes = zip(steps, self.grid, self.reference, strict=True)

@@ -12,7 +12,6 @@ from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 
 _Steps = Annotated[int, Range(0, INT32)]
-_Warmup = Annotated[int | float, Range(0, INT32)]
 _Part = Annotated[float, Range(0, 1, '(]', 'of the decay')]
 
 # Each function below returns a function of (progress in [0, 1], number of steps since
@@ -55,12 +54,17 @@ DECAYS = Registry(
 )
 
 
+def warmup_steps(warmup: float, total_steps: int) -> int:
+  """Returns the steps of a warmup, which is a number of steps or, as a float, a share."""
+  return round(warmup * total_steps) if isinstance(warmup, float) else warmup
+
+
 def make_schedule(
   lr: float,
   total_steps: int,
   *,
   decay: str = 'cosine',
-  warmup: _Warmup = 0,
+  warmup: _Steps | Fraction = 0,
   cooldown: _Steps = 0,
   staircase: Count | None = None,
   decay_until: _Part = 1.0,
@@ -91,8 +95,7 @@ def make_schedule(
     ValueError: for more warmup and cooldown than steps.
   """
   factor = DECAYS[decay](**options)
-  if isinstance(warmup, float):
-    warmup = round(warmup * total_steps)
+  warmup = warmup_steps(warmup, total_steps)
   if warmup + cooldown > total_steps:
     raise ValueError(
       f'schedule: warmup {warmup} + cooldown {cooldown} exceed the {total_steps} steps of '

@@ -54,11 +54,9 @@ def load(args: argparse.Namespace, **fields):
     **fields,
   )
   path = getattr(args, 'class_names', None)
-  return (
-    dataclasses.replace(loaded, class_names=_read_names(path, loaded))
-    if path
-    else loaded
-  )
+  if path is None:
+    return loaded
+  return dataclasses.replace(loaded, class_names=_read_names(path, loaded))
 
 
 def _read_names(path: str, loaded) -> list[str]:

@@ -132,9 +132,7 @@ def _complete(
   if not section:
     with prefix_errors('config.weights.source'):
       family = models.family(header.family, **header.fields)
-      tasks.check_outputs(
-        config['task'].get('name', tasks.DEFAULT), header.source, family
-      )
+      tasks.check_outputs(config['task']['name'], header.source, family)
   config = schema.fill_model(config, weights.complete(section, header))
   pixels = pipelines.find(header)
   classifies = tasks.class_of(config).OUTPUTS == 'classes'
@@ -176,12 +174,7 @@ def _check_files(workdir: Path) -> None:
 def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
   """Opens the training data, and checks that it is the same for all processes."""
   section = config['data']
-  divisor = sharding.batch_divisor(mesh) * config['optim'].get('accum', 1)
-  if section['batch_size'] % divisor:
-    raise UserError(
-      f'config.data.batch_size={section["batch_size"]} must be a multiple of {divisor}, '
-      'the product of mesh.data, mesh.fsdp and optim.accum.'
-    )
+  schema.check_batch_size(config, mesh)
   data = pipeline.TrainBatches(
     **{'num_classes': config['model'].get('num_classes'), **section},
     seed=config['seed'],

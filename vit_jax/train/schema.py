@@ -138,9 +138,9 @@ def check(config: dict) -> dict:
   config_lib.total_steps(config, num_examples=1, batch_size=1)
   config = DEFAULTS | config
   bind('config', config, sections)
-  if isinstance(rate := config['optim'].get('lr'), config_lib.ByMethod):
-    method = config['tune'].get('method', 'full')
-    config['optim'] = {**config['optim'], 'lr': rate.others.get(method, float(rate))}
+  if isinstance(rate := config['optim']['lr'], config_lib.ByMethod):
+    rate = rate.others.get(config['tune']['method'], float(rate))
+    config['optim'] = {**config['optim'], 'lr': rate}
   evals = config['evals'] = dict(config['evals'])
   for name, section in evals.items():
     where = f'config.evals.{name}'
@@ -216,6 +216,17 @@ def fill_model(config: dict, inferred: dict) -> dict:
   new = [key for key, value in model.items() if key not in own or own[key] != value]
   resolved = {**config.get('resolved', {}), 'inferred': new}
   return {**config, 'model': model, 'resolved': resolved}
+
+
+def check_batch_size(config: dict, mesh) -> None:
+  """Raises UserError if the devices cannot share a batch, or a micro-batch, evenly."""
+  size = config['data']['batch_size']
+  divisor = sharding.batch_divisor(mesh) * config['optim'].get('accum', 1)
+  if size % divisor:
+    raise UserError(
+      f'config.data.batch_size={size} must be a multiple of {divisor}, the product of '
+      'mesh.data, mesh.fsdp and optim.accum.'
+    )
 
 
 def convert_periods(config: dict, total_steps: int) -> dict:

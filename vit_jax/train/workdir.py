@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -24,18 +25,24 @@ _OF_A_RUN = {LOCK_FILE, 'config.json', 'metrics.jsonl', 'status.json', 'checkpoi
 
 @contextlib.contextmanager
 def session(workdir, stop) -> Iterator[Path]:
-  """Holds the folder of a run while it runs, and yields its absolute path.
+  """Locks the folder of a run while it runs, and yields its absolute path.
 
-  The folder is locked, and removed again if the run ends before its first step. Errors of the
-  file system are explained.
+  A folder that did not exist is removed again if the run ends before its first step. Errors
+  of the file system are explained.
 
   Args:
-    stop: see `remove_unless_begun`.
+    stop: `process.StopSignal`, whose second signal ends the run at once.
   """
   with explain_errors(workdir):
     existed = files.path(workdir).exists()
-    with lock(workdir) as path, remove_unless_begun(path, existed, stop):
-      yield path
+    with lock(workdir) as path:
+      if not existed:
+        stop.before_exit = functools.partial(_remove_unless_begun, path)
+      try:
+        yield path
+      except BaseException:
+        stop.before_exit()
+        raise
 
 
 @contextlib.contextmanager
@@ -151,32 +158,15 @@ def _lock(file) -> None:
   fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@contextlib.contextmanager
-def remove_unless_begun(workdir: Path, existed: bool, stop) -> Iterator[None]:
-  """Removes the locked folder of a run that ends before its first step.
-
-  Args:
-    existed: whether the folder existed before this run; then it stays.
-    stop: `process.StopSignal`, whose second signal ends the run at once.
-  """
-
-  def remove():
-    if existed or not distributed.is_first():
-      return
-    # The current error is the one to report.
-    with contextlib.suppress(Exception):
-      if not (workdir / 'metrics.jsonl').exists():
-        workdir.rmtree() if files.is_url(workdir) else shutil.rmtree(workdir)
-        if workdir.parent.name == 'runs':
-          # It may be empty now; if it is not, this fails.
-          workdir.parent.rmdir()
-
-  stop.before_exit = remove
-  try:
-    yield
-  except BaseException:
-    remove()
-    raise
+def _remove_unless_begun(workdir: Path) -> None:
+  """Removes the folder of a run that has not begun its first step."""
+  # The current error is the one to report.
+  with contextlib.suppress(Exception):
+    if distributed.is_first() and not (workdir / 'metrics.jsonl').exists():
+      workdir.rmtree() if files.is_url(workdir) else shutil.rmtree(workdir)
+      if workdir.parent.name == 'runs':
+        # It may be empty now; if it is not, this fails.
+        workdir.parent.rmdir()
 
 
 @contextlib.contextmanager

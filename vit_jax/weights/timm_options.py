@@ -15,7 +15,7 @@ from vit_jax.models import timm, vit_later
 from vit_jax.weights import configs
 from vit_jax.weights.formats import TRAINING
 
-USUAL = {f.name: f.default for f in dataclasses.fields(vit_later.ViT)}
+USUAL = {f.name: f.default for f in dataclasses.fields(vit_later.LaterViT)}
 # Fields without a timm option: training-only ones, and those stored elsewhere in the file.
 _WITHOUT_OPTION = TRAINING - {'layer_scale'} | {'num_classes', 'parent', 'name'}
 # Our `classifier` -> timm's `global_pool`.

@@ -74,14 +74,15 @@ def _open(source: str, split: str, options: dict) -> Source:
       raise
     # An unknown name counts as one of TFDS. The user may have meant a folder, or a source
     # that a config file registers.
-    message = ''
+    lines = [
+      str(error),
+      f'If a config file registers {source!r}, import that file first.',
+    ]
     if ':' not in source:
       near = did_you_mean(source, [*folder.folders('.'), *SOURCES])
-      message = f'There is no folder {source!r} in {os.getcwd()}.{near} '
-      if near:
-        raise type(error)(message.rstrip()) from None
-    own = f'If a config file registers {source!r}, import that file first.'
-    raise type(error)(f'{message}{error} {own}') from None
+      missing = f'There is no folder {source!r} in {os.getcwd()}.{near}'
+      lines = [missing] if near else [missing, *lines]
+    raise type(error)(' '.join(lines)) from None
 
 
 def check_options(where: str, options: dict, beside: dict) -> None:

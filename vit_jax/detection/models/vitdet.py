@@ -151,7 +151,7 @@ class ViTDet(Classifier):
   class_row: bool = True
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6
-  layer_scale: float | None = None  # initial value, see `models.vit_later.ViT`
+  layer_scale: float | None = None  # initial value, see `models.vit_later.LaterViT`
   # Rate of the last block. The paper has 0.1 for B, 0.4 for L and 0.5 for H.
   stochastic_depth: Share = 0.0
 

@@ -122,13 +122,7 @@ def trainer(config: dict, record: dict, mesh) -> Trainer:
       f'The number of classes of {record["source"]!r} is unknown: pass '
       '--config.model.num_classes=K.'
     )
-  batch = record['batch_size']
-  parts = mesh.shape['data'] * mesh.shape['fsdp'] * config['optim'].get('accum', 1)
-  if batch % parts:
-    raise UserError(
-      f'config.data.batch_size={batch} must be a multiple of {parts}, the product of '
-      'mesh.data, mesh.fsdp and optim.accum.'
-    )
+  schema.check_batch_size(config, mesh)
   preprocess, spec = trace(config, open_bundled(config['data']))
   model = {**config['model'], 'num_classes': record['classes']}
   section = {**config, 'model': model, 'steps': record['steps']}

@@ -10,6 +10,7 @@ import numpy as np
 from vit_jax import evaluators, optim
 from vit_jax.evaluators.base import interval
 from vit_jax.evaluators.class_scores import class_scores
+from vit_jax.optim import schedules
 from vit_jax.tools.report.folder import Run
 from vit_jax.train.metrics import TIME, last_values
 
@@ -93,9 +94,7 @@ def schedule(config: dict) -> list[tuple[int, float]]:
     return []
   options = section.get('schedule') or {}
   rate = optim.make_schedule(section['lr'], total, **options)
-  warmup = options.get('warmup', 0)
-  if isinstance(warmup, float):
-    warmup = round(warmup * total)
+  warmup = schedules.warmup_steps(options.get('warmup', 0), total)
   corners = warmup, total - 1 - options.get('cooldown', 0)
   steps = np.unique([*np.linspace(0, total - 1, 400).astype(int), *corners])
   return list(zip((steps + 1).tolist(), np.asarray(rate(steps)).tolist(), strict=True))
@@ -134,19 +133,12 @@ def class_rows(label: Sequence, predicted: Sequence, name_of) -> list[tuple]:
   classes = sorted(examples | answers)
   counts = ([count[k] for k in classes] for count in (right, examples, answers))
   scores = class_scores(*counts)
-  if len(classes) > _CLASSES:
-    rows = sorted(np.argsort(scores['f1'], kind='stable')[:_CLASSES])
-  else:
-    rows = range(len(classes))
   text = lambda x: '–' if np.isnan(x) else f'{x:.1%}'
-  return [
-    (
-      name_of(classes[i]),
-      f'{examples[classes[i]]:,}',
-      *(text(x[i]) for x in scores.values()),
-    )
-    for i in rows
-  ]
+  rows = []
+  for i in sorted(np.argsort(scores['f1'], kind='stable')[:_CLASSES]):
+    k, shares = classes[i], [text(x[i]) for x in scores.values()]
+    rows.append((name_of(k), f'{examples[k]:,}', *shares))
+  return rows
 
 
 def calibrate(confidence, right, bins: int = 15) -> dict | None:
