@@ -31,8 +31,8 @@ MODULES = sorted(
 # another, or says in its commit why it is worth it.
 ROOMS = {
   'checkpoint': (23, 0),
-  'data': (207, 59),
-  'detection': (168, 106),
+  'data': (208, 59),
+  'detection': (167, 106),
   'evaluators': (60, 26),
   'explain': (35, 0),
   'imagenet': (5, 0),
@@ -41,7 +41,7 @@ ROOMS = {
   'models': (99, 132),
   'modules': (142, 2),
   'nn': (51, 0),
-  'optim': (15, 14),
+  'optim': (16, 14),
   'tasks': (10, 5),
   'text': (6, 0),
   'tools': (131, 85),
@@ -50,7 +50,7 @@ ROOMS = {
   'weights': (189, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 46_800, 'configs': 2_300, 'tests': 33_800}
+LINES = {'vit_jax': 46_700, 'configs': 2_300, 'tests': 33_800}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the two rings around it.
