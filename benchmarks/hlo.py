@@ -1,5 +1,7 @@
 """The instructions of a program that XLA compiled for a TPU, read from its text."""
 
+import itertools
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -101,6 +103,12 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
   return bodies, entry
 
 
+def shapes(bodies: dict[str, list[str]]) -> dict[str, str]:
+  """Returns {name: shape} of all instructions of a program, also of those inside fusions."""
+  lines = itertools.chain(*bodies.values())
+  return {m[1]: m[2] for m in map(_INSTRUCTION.match, lines) if m}
+
+
 def padded_bytes(shape: str, off_chip: bool = False) -> int:
   """Returns the bytes of 'bf16[64,197,768]{2,1,0:T(8,128)(2,1)}' as it lies in memory.
 
@@ -132,6 +140,59 @@ def moved_bytes(
   """Returns the bytes that an instruction reads and writes; an operand counts once."""
   operands = (shapes.get(name, '') for name in dict.fromkeys(run.operands))
   return sum(padded_bytes(shape, off_chip) for shape in (run.shape, *operands))
+
+
+def operations(
+  run: Instruction, shapes: dict[str, str], bodies: dict[str, list[str]]
+) -> float:
+  """Returns the operations of an instruction's products, 2 per pair of numbers.
+
+  Padding, and the zeros that dilation inserts, do not count. A Pallas kernel's operations
+  are those that it declares.
+
+  Args:
+    shapes: of all instructions of the program, also of those inside fusions.
+  """
+  if declared := re.search(r'"cost_estimate":(\{[^}]*\})', run.text):
+    return float(json.loads(declared[1]).get('flops', 0))
+  total, lines = 0, [run.text]
+  while lines:
+    line = lines.pop()
+    match = _INSTRUCTION.match(line)
+    if match and match[3] == 'convolution':
+      total += _product(match[2], match[4], shapes)
+    for name in re.findall(r'calls=%?([\w.\-]+)', line):
+      lines += bodies.get(name, ())
+  return total
+
+
+def _product(shape: str, rest: str, shapes: dict[str, str]) -> int:
+  """Returns the operations of a convolution: XLA for TPUs writes all products as one."""
+  dims = lambda text: [int(n) for n in _SHAPE.search(text)[2].split(',') if n]
+  left, right = (dims(shapes[x]) for x in re.findall(r'%([\w.\-]+)', rest)[:2])
+  out = dims(shape)
+  left_axes, right_axes, axes = re.search(
+    r'dim_labels=(\w+)_(\w+)->(\w+)', rest
+  ).groups()
+  window = re.search(r'window=\{([^}]*)\}', rest)
+  window = dict(item.split('=') for item in window[1].split()) if window else {}
+  total = 2 * out[axes.index('b')] * out[axes.index('f')] * right[right_axes.index('i')]
+  count = len(out) - 2
+  setting = lambda key, default: window.get(key, 'x'.join([default] * count)).split('x')
+  lows = (int(pad.split('_')[0]) for pad in setting('pad', '0_0'))
+  keys = ('size', 'stride', 'rhs_dilate', 'lhs_dilate')
+  settings = (map(int, setting(key, '1')) for key in keys)
+  for axis, low, size, stride, step, spread in zip(
+    map(str, range(count)), lows, *settings, strict=False
+  ):
+    last = spread * (left[left_axes.index(axis)] - 1)
+    places = (
+      at * stride + offset * step - low
+      for at in range(out[axes.index(axis)])
+      for offset in range(size)
+    )
+    total *= sum(0 <= place <= last and place % spread == 0 for place in places)
+  return total
 
 
 def is_free(run: Instruction) -> bool:

@@ -8,14 +8,16 @@ two counts, in cycles of one device:
 
 - estimate: XLA's `estimated_cycles`, and the schedule of Pallas kernels. It compares two
   measures wherever one side has kernels and the other has none.
-- common: for every operation the larger of its schedule and of its off-chip bytes at the
-  memory's rate.
+- common: for every operation the largest of its schedule, its off-chip bytes at the
+  memory's rate, and the operations of its products at the matrix units' rate.
 
 A schedule is the bundles of instructions that libtpu wrote for an operation, one a cycle,
 times the trips of its loops; on v4 and v5p, whose two cores share a parallel grid, these
 trips are those of one core. Memory is exact. Neither count knows the host or collectives.
 """
 
+import inspect
+import itertools
 import os
 import pathlib
 import re
@@ -33,6 +35,7 @@ from vit_jax.tools.inspect import tpu
 OPTIM = {**bench.OPTIM, 'clip': 1.0, 'moment_dtype': 'bfloat16'}
 _FILE = re.compile(r'\d+-(.+)-\d+-final_bundles\.txt')
 _BUNDLE = re.compile(r'^ *0x[0-9a-f]+ +(?:[A-Z]+)? *: ?((?:> ?)*)')
+_EMPTY = re.compile(_BUNDLE.pattern + r' *\{ *\}')
 _EXIT = re.compile(r'scmp\.ge\.s32\.totalorder [^,]+, (\d+) /\* loop exit test')
 _DELAY = re.compile(r'\bvdelay (\d+)')  # cycles until the result of a unit is there
 
@@ -53,12 +56,17 @@ def cycles_of(schedule: str) -> int:
 
   A loop whose trips are not a constant counts once.
   """
+  lines = [line for line in schedule.splitlines() if _BUNDLE.match(line)]
+  depths = [_BUNDLE.match(line)[1].count('>') for line in lines]
+  # libtpu prints empty bundles without the marks of their loops: they are in the loops that
+  # the bundles before and after share.
+  full = [at for at, line in enumerate(lines) if not _EMPTY.match(line)]
+  for before, after in itertools.pairwise(full):
+    for at in range(before + 1, after):
+      depths[at] = min(depths[before], depths[after])
   # Cycles and trip count per enclosing loop, the outermost first.
   totals, trips = [0], [1]
-  for line in schedule.splitlines():
-    if not (match := _BUNDLE.match(line)):
-      continue
-    depth = match[1].count('>')
+  for line, depth in zip(lines, depths, strict=True):
     while len(totals) <= depth:
       totals.append(0)
       trips.append(1)
@@ -94,7 +102,7 @@ def count(text: str, schedules: dict[str, int], generation: tpu.Generation) -> d
   """
   bodies, _ = hlo.computations(text)
   runs = [run for run in hlo.instructions(text) if not hlo.is_free(run)]
-  shapes = {run.name: run.shape for run in hlo.instructions(text)}
+  shapes = hlo.shapes(bodies)
   alike = {}
   for run in runs:
     if run.name in schedules:
@@ -107,7 +115,9 @@ def count(text: str, schedules: dict[str, int], generation: tpu.Generation) -> d
     own = int(estimated[1]) if estimated else max(schedule or 0, off_chip)
     unscheduled += run.times * own * (schedule is None)
     estimate += run.times * own
-    common += run.times * max(own if schedule is None else schedule, off_chip)
+    products = hlo.operations(run, shapes, bodies) / generation.ops_per_cycle
+    least = max(off_chip, products)
+    common += run.times * max(own if schedule is None else schedule, least)
   return {'estimate': estimate, 'common': common, 'unscheduled': unscheduled}
 
 
@@ -156,16 +166,23 @@ def main(argv: list[str]) -> int:
     import big_vision_vit
 
     sides['big_vision'] = big_vision_vit.load(args.big_vision, OPTIM)
+  from vit_jax.train import runtime
+
   subject = bench.Subject(args.model, args.dtype, args.resolution, args.set, {})
+  read = lambda program: {
+    'text': program.as_text(),
+    'memory': runtime.memory(program),
+    'schedules': take_schedules(folder),
+  }
   rows = []
   try:
     for name in args.tpu:
       generation = tpu.GENERATIONS[name]
       for side, lower in sides.items():
         lowered = lower(subject, args.batch, tpu.devices(name)[:1])
-        program = lowered.compile()
-        cycles = count(program.as_text(), take_schedules(folder), generation)
-        rows.append({'tpu': name, 'side': side, **cycles, **_memory(program)})
+        program = tpu.compiled(lowered, name, read, inspect.getsource(cycles_of))
+        cycles = count(program['text'], program['schedules'], generation)
+        rows.append({'tpu': name, 'side': side, **cycles, **program['memory']})
         if not args.json:
           print(_text(rows[-1]), flush=True)
   finally:
@@ -175,12 +192,6 @@ def main(argv: list[str]) -> int:
   else:
     print('\n'.join(_ratios(rows)))
   return 0
-
-
-def _memory(program) -> dict:
-  from vit_jax.train import runtime
-
-  return runtime.memory(program)
 
 
 def _text(row: dict) -> str:

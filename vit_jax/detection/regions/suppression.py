@@ -58,7 +58,7 @@ def keep(
 def _best(scores: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
   """Returns the largest scores and their positions; ties keep their order.
 
-  It sorts, because `top_k` of 2,000 among 200,000 takes a TPU v5e 25 times as long.
+  It sorts, because `top_k` of 2,000 among 200,000 takes 1.17 times the cycles of a TPU v5e.
   """
   places = jnp.arange(len(scores))
   falling, index = jax.lax.sort((-scores, places), num_keys=1, is_stable=True)

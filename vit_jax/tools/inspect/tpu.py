@@ -5,14 +5,19 @@ sum of XLA's estimate for each fusion and, for Pallas kernels, of their declared
 device's peak rates. The host, copies and collectives are left out.
 """
 
+import gzip
+import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
+from vit_jax import files
 from vit_jax.errors import UserError, choose
 
 _GIB = 2**30
@@ -114,6 +119,32 @@ def devices(text: str) -> list:
   return list(described.devices)
 
 
+def compiled(lowered, slice: str, read: Callable[..., dict], *more: str) -> dict:
+  """Compiles a lowered program; returns the facts that `read` takes from the compiled one.
+
+  They are cached, because JAX's own cache cannot load programs for devices that are not
+  there.
+
+  Args:
+    read: returns values that JSON can express.
+    more: names anything else that the facts depend on.
+  """
+  versions = (f'{x} {importlib.metadata.version(x)}' for x in ('jax', 'libtpu'))
+  flags = (os.environ.get(name, '') for name in ('XLA_FLAGS', 'LIBTPU_INIT_ARGS'))
+  # Where and whether the compiler dumps files makes no difference to the program.
+  flags = (re.sub(r'--xla_\w*dump\S*', '', text) for text in flags)
+  key = '\n'.join([slice, *versions, *flags, *more, lowered.as_text()])
+  name = f'{slice}-{hashlib.sha256(key.encode()).hexdigest()}.json.gz'.replace(':', '-')
+  file = files.cache_dir() / 'programs' / name
+  if file.exists():
+    return json.loads(gzip.decompress(file.read_bytes()))
+  print(f'Compiling for {slice}: minutes.', file=sys.stderr, flush=True)
+  facts = read(lowered.compile())
+  file.parent.mkdir(parents=True, exist_ok=True)
+  files.replace(file, gzip.compress(json.dumps(facts).encode()))
+  return facts
+
+
 def inspect(config: dict, record: dict, text: str) -> dict:
   """Compiles the step of a recipe for a slice such as 'v3:16x16'.
 
@@ -139,17 +170,17 @@ def inspect(config: dict, record: dict, text: str) -> dict:
     f'{count} devices: {why} Try --config.model.remat=full, --config.mesh.fsdp={count}, '
     '--config.optim.accum=2 or a larger slice.'
   )
-  print(f'Compiling for {name}:{shape}: minutes.', file=sys.stderr, flush=True)
   trainer = recipe.trainer(config, record, mesh)
   # The described devices cannot run anything, and so cannot verify kernels. Use all kernels.
   used = kernels.using(*kernels.KERNELS)
+  read = lambda program: {'text': program.as_text(), **runtime.memory(program)}
   with jax.set_mesh(mesh), used, runtime.report_out_of_memory(too_large):
-    program = trainer.lower().compile()
-  memory = runtime.memory(program)
+    memory = compiled(trainer.lower(), f'{name}:{shape}', read)
+  text = memory.pop('text')
   # libtpu does not reject all programs that are too large.
   if memory['bytes'] > generation.hbm:
     raise too_large(f'it takes {memory["bytes"] / _GIB:.2f}.')
-  work = cycles(program.as_text(), generation)
+  work = cycles(text, generation)
   seconds = work * generation.ops_per_cycle / (generation.tflops * 1e12)
   return {
     'tpu': f'{name}:{shape}',
