@@ -1,11 +1,9 @@
 """Programs for TPUs that are not there: traced and lowered under an abstract mesh."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from vit_jax import kernels
@@ -14,10 +12,14 @@ KINDS = {'v3': 'TPU v3', 'v5e': 'TPU v5 lite', 'v6e': 'TPU v6 lite'}
 
 
 @pytest.fixture
-def interpreted(monkeypatch):
-  """Lets Pallas kernels run on any platform, slowly."""
-  run = functools.partial(pl.pallas_call, interpret=True)
-  monkeypatch.setattr(pl, 'pallas_call', run)
+def interpreted():
+  """Lets kernels for TPUs run on any platform, slowly, with the memories of a TPU.
+
+  A race raises an error, and so does a read beyond the end of an array. Memory that was not
+  written holds NaN.
+  """
+  with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
+    yield
 
 
 def mesh(generation: str, *sizes: int):

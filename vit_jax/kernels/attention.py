@@ -53,9 +53,15 @@ def attend(
 
 
 def _plain(query, key, value, bias=None, mask=None, dropout=None, on_weights=None):
-  query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+  scale = query.shape[-1] ** -0.5
+  # Scores are many more than queries, but a query of fewer bits would be rounded again.
+  scales_query = query.dtype == jnp.float32
+  if scales_query:
+    query = query * jnp.float32(scale)
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))  # [B, M, N, Dh]
   scores = jnp.einsum('bmnd,bmsd->bmns', query, key, preferred_element_type=jnp.float32)
+  if not scales_query:
+    scores *= scale
   if isinstance(bias, GridBias):
     bias = bias.scores(*scores.shape[2:])
   if bias is not None:

@@ -107,6 +107,9 @@ def _attend_by_head(query, key, value, bias, plan) -> jax.Array:
     *inputs, bias = (x.reshape(-1, *x.shape[2:]) for x in by_head)
     return _attend(tuple(inputs), (bias, places[None]), plan).reshape(by_head[0].shape)
 
+  bias = jax.tree.map(
+    lambda x: x * plan.head**0.5, bias
+  )  # Kernels scale the whole scores.
   bias, places = _factors(bias, query.shape[1], key.shape[1], query.dtype)
   by_head = (x.swapaxes(1, 2) for x in (query, key, value))
   spec = PartitionSpec(('data', 'fsdp'), 'tensor')
@@ -205,12 +208,11 @@ def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
   out = _Sum(out_ref)
   for head, span in _heads(plan.head, plan.lanes):
     q, k, v = (ref[0, :, span] for ref in (q_ref, k_ref, v_ref))
-    q *= jnp.asarray(plan.head**-0.5, q.dtype)
     scores = _dot(_only(q, head, span), k, (1, 1))
     if biased:
       bias, places = (ref[0] for ref in bias_refs)
       scores += _dot(bias, places, (1, 1))
-    weights = jnp.exp(scores - scores.max(1, keepdims=True))
+    weights = _exp(scores - scores.max(1, keepdims=True), plan.head**-0.5)
     total = weights.sum(1, keepdims=True)
     average = _dot(weights.astype(v.dtype), _only(v, head, span), (1, 0))
     out.add(average * _reciprocal(total), head, span)
@@ -226,19 +228,19 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
   else:
     dq_ref, dk_ref, dv_ref, *sums = refs
   dk_sum, dv_sum = sums or (None, None)
-  dq = _Sum(dq_ref, plan.head**-0.5)
-  dk, dv = _Sum(dk_ref, total=dk_sum), _Sum(dv_ref, total=dv_sum)
+  scale = plan.head**-0.5
+  dq, dk = _Sum(dq_ref, scale), _Sum(dk_ref, scale, dk_sum)
+  dv = _Sum(dv_ref, total=dv_sum)
   for head, span in _heads(plan.head, plan.lanes):
     q, g = (_existing(ref[0, :, span], queries) for ref in (q_ref, g_ref))
     k, v = (ref[0, :, span] for ref in (k_ref, v_ref))
-    q *= jnp.asarray(plan.head**-0.5, q.dtype)
     q, g = _only(q, head, span), _only(g, head, span)
     # Scores are kept as [S, N], so that two of the three products need no transposition.
     scores = _dot(k, q, (1, 1))
     if biased:
       bias, places = _existing(bias_ref[0], queries), places_ref[0]
       scores += _dot(places, bias, (1, 1))
-    weights = jnp.exp(scores - scores.max(0, keepdims=True))
+    weights = _exp(scores - scores.max(0, keepdims=True), scale)
     norm = _reciprocal(weights.sum(0, keepdims=True))
     dweights = _dot(v, g, (1, 1))
     mean = (weights * dweights).sum(0, keepdims=True) * norm
@@ -248,7 +250,8 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
     dv.add(_dot(weights.astype(q.dtype), g, (1, 0)), head, span)
     dq.add(_dot(dscores, _only(k, head, span), (0, 0)), head, span)
     if biased:
-      dbias_ref[0] = _dot(dscores, places, (0, 0)).astype(dbias_ref.dtype)
+      dbias = _dot(dscores, places, (0, 0)) * scale
+      dbias_ref[0] = dbias.astype(dbias_ref.dtype)
 
 
 def _heads(head: int, lanes: int) -> Iterator[tuple[slice, slice]]:
@@ -320,6 +323,14 @@ def _dot(a, b, over: tuple[int, int]):
   return lax.dot_general(
     a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32
   )
+
+
+def _exp(x, scale: float):
+  """Returns exp(scale x), with one product where exp(scale * x) would have two.
+
+  Queries are not scaled: bfloat16 would round them again, unless heads have 4^n channels.
+  """
+  return jnp.exp2(x * (scale * math.log2(math.e)))
 
 
 def _reciprocal(total):
