@@ -28,6 +28,8 @@ def test_unknown_variants_are_refused():
     (dict(widths=(256,)), ('(256,)', '(3, 4, 6, 3)')),
     (dict(depths=(1,), widths=(30,)), ('(30,)', '4')),
     (dict(output_stride=12), ('output_stride', '12', '16')),
+    (dict(anti_alias=True, avg_down=True), ('anti_alias', 'avg_down')),
+    (dict(depths=(1,), widths=(32,), pool='attention'), ('(32,)', '64')),
   ],
 )
 def test_fields_that_make_no_network_are_refused(fields, words):

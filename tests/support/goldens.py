@@ -80,6 +80,7 @@ OTHERS = {
 PAIRS = (
   *('clip_hf', 'clip_old_eos_hf', 'siglip_hf', 'siglip2_naflex_hf', 'siglip_bigvision'),
   *('clip_open_clip', 'siglip_open_clip', 'clip_openai', 'pe_core_original'),
+  *('clip_resnet_open_clip', 'clip_convnext_open_clip'),
 )
 
 # Golden of a ViT of transformers -> the model_type that it is written as.
@@ -154,8 +155,11 @@ def check(source, name, **options):
 
 
 def vit_outputs(loaded, images, name: str) -> dict:
-  """Returns a ViT's outputs under the names that they have in the goldens."""
+  """Returns an image tower's outputs under the names that they have in the goldens."""
   logits, out = jax.jit(loaded.model.apply)(loaded.variables, images)
+  if 'tokens' not in out:  # not a ViT
+    norm = np.linalg.norm(logits, axis=-1, keepdims=True)
+    return {'image_features': logits, 'image_embeds': logits / norm}
   last = out[f'block{loaded.model.depth - 1:02d}']
   is_clip = name.startswith(('clip_hf', 'clip_old', 'clip_openai', 'clip_vision'))
   tokens = last if is_clip else out['encoded']  # CLIP's are before the last norm

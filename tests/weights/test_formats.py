@@ -328,7 +328,8 @@ CHANGES = {
   'convnext': (
     {},
     dict(num_classes=[None], depths=[(2, 1)], widths=[(8, 8)], norm_eps=[1e-12])
-    | dict(act=['gelu_tanh']),
+    | dict(act=['gelu_tanh'], body_norm_eps=[1e-5], representation_size=[8])
+    | dict(projection=[8], unit=[True], head_bias=[False]),
   ),
   'swin': (
     dict(depths=(1, 1), num_heads=(2, 4), **SWIN_WINDOWS),
@@ -344,7 +345,8 @@ CHANGES = {
     dict(num_classes=[None], depths=[(1, 1, 2, 1)], widths=[(32, 32, 64, 32)])
     | dict(stem_width=[16], output_stride=[16, 64], deep_stem=[(32, 32), (8, 32)])
     | dict(block=['basic'], narrow=[(16, 16, 16, 16)], avg_down=[True])
-    | dict(stride_first=[True], dilate_first=[True], norm_eps=[0.0]),
+    | dict(stride_first=[True], dilate_first=[True], norm_eps=[0.0], anti_alias=[True])
+    | dict(pool=['attention'], projection=[8], unit=[True], head_bias=[False]),
   ),
   'mvit': (
     {},
@@ -366,7 +368,15 @@ DINO = dict(num_classes=None, act='gelu_erf', layer_scale=1.0)
 DINO |= dict(registers=2, posemb_tokens='cls')
 CLIP = dict(act='quick_gelu', norm_eps=1e-5, extra_norms=('tokens',))
 CLIP |= dict(patch_bias=False, head_bias=False)
-OWN = {'authors': DINO, 'open_clip': CLIP}
+OWN = {('vit', 'authors'): DINO, ('vit', 'open_clip'): CLIP}
+# CLIP's ResNets, which other formats than open_clip's do not have at all.
+OWN['resnet', 'open_clip'] = dict(
+  widths=(32, 64, 128, 256),
+  stem_width=8,
+  deep_stem=(4, 4),
+  anti_alias=True,
+  pool='attention',
+)
 
 # (format, field, value) -> the value that is read again, of a model of equal outputs
 EQUAL = {(to, 'posemb_tokens', 'patches'): 'prefix' for to in ('hf', 'open_clip')}
@@ -374,7 +384,9 @@ EQUAL |= {
   ('authors', 'posemb_tokens', 'patches'): 'cls',
   ('timm', 'head_bias', False): True,
 }
-EQUAL |= {(to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf', *OWN)}
+EQUAL |= {
+  (to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf', 'authors', 'open_clip')
+}
 
 # field -> fields that it needs beside it
 BESIDE = {
@@ -408,7 +420,8 @@ def source_of(name, fields):
     channels=3,
     flat=flat,
   )
-  if 'tokens' in source.fields.get('extra_norms', ()):  # open_clip's files have texts
+  is_clip = 'tokens' in source.fields.get('extra_norms', ())
+  if is_clip or source.fields.get('anti_alias'):  # open_clip's files have texts
     source = dataclasses.replace(source, text=pair().text)
   return source
 
@@ -434,9 +447,7 @@ def refused(format, fields, source, out) -> str:
   return ''
 
 
-@pytest.mark.parametrize(
-  ('name', 'only'), [*((n, None) for n in CHANGES), *(('vit', to) for to in OWN)]
-)
+@pytest.mark.parametrize(('name', 'only'), [*((n, None) for n in CHANGES), *OWN])
 def test_a_field_is_read_again_or_refused_by_name(tmp_path, monkeypatch, name, only):
   monkeypatch.setitem(bit._TIMM_NAMES, ((1, 1), 32), 'resnetv2_50x1_bit')  # a small one
   usual, changes = CHANGES[name]
@@ -444,12 +455,11 @@ def test_a_field_is_read_again_or_refused_by_name(tmp_path, monkeypatch, name, o
     'num_classes': 7,
     **models.family(name).tiny[0],
     **usual,
-    **OWN.get(only, {}),
+    **OWN.get((name, only), {}),
   }
   assert set(models.signature(name).parameters) - formats.TRAINING == set(changes)
   every = [f for f in formats.all_formats() if f.family == name and f.writer]
-  if name == 'vit':
-    every = [f for f in every if (f.name if f.name in OWN else None) == only]
+  every = [f for f in every if (f.name if (name, f.name) in OWN else None) == only]
   cases = [{}] + [{key: value} for key, values in changes.items() for value in values]
   for number, change in enumerate(cases):
     beside = {k: v for key in change for k, v in BESIDE.get(key, {}).items()}
@@ -498,6 +508,24 @@ class Spy(dict):
     return {**self} | other
 
 
+@pytest.mark.parametrize('gap', ['', '_gap'])
+def test_clips_resnets_are_written_for_timm(gap, tmp_path):
+  name = f'resnet50_clip{gap}'
+  fields = models.complete(name) | OWN['resnet', 'open_clip'] | dict(num_classes=5)
+  fields['pool'] = 'mean' if gap else 'attention'
+  source = source_of('resnet', fields)
+  weights.write(source, tmp_path / 'a', 'timm')
+  again = weights.read(tmp_path / 'a')
+  assert models.complete('resnet', **again.fields) == fields
+  assert {n: x.shape for n, x in again.flat.items()} == {
+    n: x.shape for n, x in source.flat.items()
+  }
+  config = json.loads((tmp_path / 'a' / 'config.json').read_text())
+  assert config['architecture'] == name
+  with pytest.raises(UserError, match=naming('timm', 'depths', "'open_clip'")):
+    weights.write(weights.read(path_of('clip_resnet_timm')), tmp_path / 'b', 'timm')
+
+
 @pytest.mark.parametrize('name', [*CHANGES, 'detr', 'fpn', 'sfp'])
 def test_writers_look_at_every_field(monkeypatch, name):
   # A field that an array's absence tells is read again as it was, whatever the publisher's
@@ -514,7 +542,7 @@ def test_writers_look_at_every_field(monkeypatch, name):
     for change in [{}, *({k: v} for k, values in changes.items() for v in values)]:
       beside = {k: v for key in change for k, v in BESIDE.get(key, {}).items()}
       beside = {k: v for k, v in beside.items() if k in changes}
-      own = OWN.get(format.to, {}) if name == 'vit' else {}
+      own = OWN.get((name, format.to), {})
       fields = Spy(models.build(name, **usual | own | beside | change).fields())
       try:
         config = format.writer.config(fields, (32, 32), None)

@@ -166,29 +166,101 @@ def test_the_authors_arrays_are_written_again(name, tmp_path):
   assert again.pp == source.pp
 
 
-def test_open_clips_two_towers_are_written_again(tmp_path):
-  weights.write(weights.read(path_of('clip_open_clip')), tmp_path / 'a', 'open_clip')
-  theirs = load_file(path_of('clip_open_clip') / 'open_clip_model.safetensors')
+@pytest.mark.parametrize('name', ['clip_open_clip', 'clip_resnet_open_clip'])
+def test_open_clips_two_towers_are_written_again(name, tmp_path):
+  weights.write(weights.read(path_of(name)), tmp_path / 'a', 'open_clip')
+  theirs = load_file(next(path_of(name).glob('*.safetensors')))
   ours = load_file(tmp_path / 'a/model.safetensors')
   assert ours.keys() == theirs.keys()
   assert all(np.array_equal(ours[name], x) for name, x in theirs.items())
-  configs = [
-    path / 'open_clip_config.json'
-    for path in (path_of('clip_open_clip'), tmp_path / 'a')
-  ]
+  configs = [path / 'open_clip_config.json' for path in (path_of(name), tmp_path / 'a')]
   theirs, ours = (json.loads(path.read_text()) for path in configs)
   for key, value in theirs['preprocess_cfg'].items():
     same = pytest.approx(value, abs=1e-7) if key in ('mean', 'std') else value
     assert ours['preprocess_cfg'][key] == same
   for key in ('vision_cfg', 'text_cfg'):
     assert ours['model_cfg'][key].items() >= theirs['model_cfg'][key].items()
+  assert ours['model_cfg']['quick_gelu'] == theirs['model_cfg'].get('quick_gelu', False)
+
+
+# -- CLIP's ResNets and ConvNeXts -------------------------------------------------------
+
+
+def test_the_name_of_openais_resnets_gives_the_activation_of_texts(
+  tmp_path, monkeypatch
+):
+  raw = readers.Raw(arrays_of('clip_resnet_open_clip'), {})
+  expected = vit_jax.load(path_of('clip_resnet_open_clip'))
+  monkeypatch.setattr(readers, 'read', lambda path: raw)
+  for name in ('RN50.pt', 'mine.pt'):
+    (tmp_path / name).touch()
+    loaded = vit_jax.load(str(tmp_path / name))
+    assert (loaded.model, loaded.pp) == (expected.model, expected.pp)
+    assert loaded.image_size == (64, 64)
+    if name == 'RN50.pt':
+      assert loaded.towers == expected.towers
+  assert 'no texts: neither arrays nor name give the activation' in loaded.report
+
+
+def test_a_convnext_of_clip_is_written_for_timm_with_a_bias_of_zeros(tmp_path):
+  source = weights.read(path_of('clip_convnext_open_clip'))
+  assert (source.fields['norm_eps'], source.fields['body_norm_eps']) == (1e-5, 1e-5)
+  weights.write(source, tmp_path / 'a', 'timm')
+  again = weights.read(tmp_path / 'a')
+  assert again.fields == source.fields | dict(head_bias=True)
+  assert not again.flat.pop('head/bias').any()
+  for name, x in source.flat.items():
+    np.testing.assert_array_equal(again.flat[name], x, err_msg=name)
+
+
+def test_a_projection_of_one_layer_is_the_head(monkeypatch):
+  arrays = arrays_of('clip_convnext_open_clip')
+  last = arrays.pop('visual.head.mlp.fc2.weight')
+  last = last[:, :32]
+  for name in ('visual.head.mlp.fc1.weight', 'visual.head.mlp.fc1.bias'):
+    del arrays[name]
+  raw = readers.read(path_of('clip_convnext_open_clip'))
+  raw = readers.Raw(arrays | {'visual.head.proj.weight': last}, raw.config)
+  monkeypatch.setattr(readers, 'read', lambda path: raw)
+  source = weights.read(path_of('clip_convnext_open_clip'))
+  assert source.fields['representation_size'] is None
+  np.testing.assert_array_equal(source.flat['head/kernel'], last.T)
+
+
+@pytest.mark.parametrize(
+  ('name', 'change', 'words'),
+  [
+    ('clip_resnet_timm', {'architecture': 'resnet51q'}, ('resnet51q', 'timm')),
+    ('clip_resnet_timm', {'global_pool': ''}, ("global_pool=''", 'token')),
+    ('clip_resnet_timm', {'model_args': {'aa_layer': 'blur'}}, ('aa_layer',)),
+    ('clip_resnet_open_clip', {'head_width': 32}, ('head_width=32', '64')),
+    ('clip_resnet_open_clip', {'attentional_pool': True}, ('attentional_pool',)),
+    ('clip_convnext_open_clip', {'timm_pool': 'rot_attn'}, ('rot_attn', 'avg')),
+  ],
+)
+def test_towers_that_compute_something_else_are_refused(
+  name, change, words, monkeypatch
+):
+  raw = readers.read(path_of(name))
+  if 'timm' in name:
+    raw = raw._replace(config=raw.config | change)
+  else:
+    raw.config['open_clip']['model_cfg']['vision_cfg'] |= change
+  monkeypatch.setattr(readers, 'read', lambda path: raw)
+  with pytest.raises(UserError, match=naming(*words)):
+    weights.read(path_of(name))
 
 
 @pytest.mark.peer
 @pytest.mark.filterwarnings('default')
 @pytest.mark.parametrize(
   ('name', 'fields'),
-  [('clip_open_clip', {}), ('clip_openai', TOLD['clip_openai']), ('clip_hf', {})],
+  [
+    ('clip_open_clip', {}),
+    ('clip_openai', TOLD['clip_openai']),
+    ('clip_hf', {}),
+    ('clip_resnet_open_clip', {}),
+  ],
 )
 def test_open_clip_reads_what_is_written(name, fields, tmp_path):
   torch = pytest.importorskip('torch', reason='torch is not installed')

@@ -235,6 +235,7 @@ HEADS = {'num_heads': 2}
 OTHERS = {
   'aimv2_hf': {},
   'clip_hf': {},
+  'clip_convnext_open_clip': {},
   'clip_open_clip': {},
   'dinov2_original': HEADS,
   'dinov2_reg4_swiglu_original': HEADS,
@@ -271,6 +272,8 @@ def test_files_of_other_publishers_are_written_for_timm(torch, timm, tmp_path, n
     ('resnet18', ROUNDING),
     ('resnet10t', ROUNDING),
     ('resnet14t', ROUNDING),
+    ('resnet50_clip', ROUNDING),
+    ('resnet50_clip_gap', ROUNDING),
   ],
 )
 def test_timm_models_by_name_both_ways(

@@ -112,6 +112,16 @@ def test_a_zero_shot_classifier_is_an_ordinary_one(pair):
   np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
+def test_a_zero_shot_classifier_on_a_resnet():
+  pair = with_letters(load('clip_resnet_open_clip'))
+  labels = ['a cat', 'a dog', 'snow', 'rain']
+  classifier = pair.classifier(labels)
+  images = np.load(GOLDEN / 'clip_resnet_open_clip.expected.npz')['image']
+  images = images.astype(np.float32)
+  logits, _ = jax.jit(classifier.model.apply)(classifier.variables, images)
+  np.testing.assert_allclose(logits, pair.logits(images, labels), atol=1e-5)
+
+
 def test_another_model_on_the_image_tower_has_no_texts():
   path = path_of('siglip_bigvision')
   assert isinstance(vit_jax.load(path, image_size=48), ImageText)

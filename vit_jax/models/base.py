@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import models
-from vit_jax.check import Range
+from vit_jax.check import Count, Range
 from vit_jax.errors import UserError
-from vit_jax.nn.layers import linear_head
+from vit_jax.nn.layers import linear_head, unit
 from vit_jax.nn.stack import REMAT
 
 # {kind of outputs, see `Family.outputs`: how messages name it}.
@@ -369,3 +369,23 @@ class Classifier(Model):
     """
     out = {**out, 'pre_logits': x} if features else {'pre_logits': x}
     return head(x, self.num_classes, self.head_bias_init), out
+
+
+class ImageTower(Classifier):
+  """A classifier that can be an image tower: its head may be a projection (CLIP).
+
+  With `projection` and `unit`, the head compares images with texts.
+  """
+
+  projection: Count | None = None  # width of a linear layer before the head
+  unit: bool = False  # whether the head's input is scaled to unit length
+  head_bias: bool = True  # whether the head has a bias; False where it is a projection
+
+  def classify(self, x, out: dict, features: bool):
+    """Returns (logits [B, K], out) for x [B, D], see `Classifier.classify`."""
+    if self.projection is not None:
+      x = nn.Dense(self.projection, name='projection')(x)
+    if self.unit:
+      x = unit(x)
+    head = functools.partial(linear_head, use_bias=self.head_bias)
+    return super().classify(x, out, features, head)

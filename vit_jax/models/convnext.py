@@ -2,6 +2,7 @@
 
 Parameters have timm's names, but V2's response normalisation is `mlp/norm`. The model
 differs from the authors' code in one thing: the head starts at zero, as in all models here.
+LAION trained it as the image tower of CLIP, with a larger size and a hidden layer in the head.
 """
 
 import functools
@@ -10,15 +11,15 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Depth, Share
+from vit_jax.check import Count, Depth, Share
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels.depthwise import depthwise
-from vit_jax.models.base import Classifier, Family
+from vit_jax.models.base import Family, ImageTower
 from vit_jax.nn.layers import ACTIVATIONS, LayerNorm, MlpBlock, check_images, param
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
 # Blocks and channels per stage, from section 3 of the paper. A, F, P, N and H are from
-# appendix A.1 of V2's paper.
+# appendix A.1 of V2's paper, XXL is LAION's.
 VARIANTS = {
   'A': ((2, 2, 6, 2), (40, 80, 160, 320)),
   'F': ((2, 2, 6, 2), (48, 96, 192, 384)),
@@ -30,6 +31,7 @@ VARIANTS = {
   'L': ((3, 3, 27, 3), (192, 384, 768, 1536)),
   'XL': ((3, 3, 27, 3), (256, 512, 1024, 2048)),
   'H': ((3, 3, 27, 3), (352, 704, 1408, 2816)),
+  'XXL': ((3, 4, 30, 3), (384, 768, 1536, 3072)),
 }
 _INIT = nn.initializers.truncated_normal(0.02)  # appendix A.1
 
@@ -67,13 +69,14 @@ class Block(nn.Module):
 
   layer_scale: float | None
   act: str
+  norm_eps: float
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x, rate=None, *, train: bool = False):
     C = x.shape[-1]
     conv = DepthwiseConv(7, self.dtype, name='conv_dw')
-    norm = LayerNorm(self.dtype, name='norm')
+    norm = LayerNorm(self.dtype, self.norm_eps, name='norm')
     is_v2 = self.layer_scale is None
     options = dict(kernel_init=_INIT, bias_init=nn.initializers.zeros_init())
     options |= dict(norm=functools.partial(ResponseNorm, self.dtype)) if is_v2 else {}
@@ -114,17 +117,19 @@ class Patches(nn.Module):
   width: int
   size: int
   norm_first: bool
+  norm_eps: float
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
-    norm, size = LayerNorm(self.dtype, name='norm'), (self.size, self.size)
+    norm = LayerNorm(self.dtype, self.norm_eps, name='norm')
+    size = (self.size, self.size)
     options = dict(padding='VALID', kernel_init=_INIT, dtype=self.dtype, name='conv')
     conv = nn.Conv(self.width, size, size, **options)
     return conv(norm(x)) if self.norm_first else norm(conv(x))
 
 
-class ConvNeXt(Classifier):
+class ConvNeXt(ImageTower):
   """Stages of depthwise convolutions and MLPs, a normalised mean, a head.
 
   `depths` and `widths` come from `variant`.
@@ -136,6 +141,9 @@ class ConvNeXt(Classifier):
   layer_scale: float | None = 1e-6  # initial value of gamma; None: no gamma (V2)
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6  # epsilon of the final norm; transformers' ConvNext has 1e-12
+  body_norm_eps: float = 1e-6  # epsilon of all other norms; 1e-5 in LAION's XXL
+  # Width of a layer with GELU before the head (LAION's L); None: no such layer.
+  representation_size: Count | None = None
 
   @nn.compact
   def __call__(self, images, *, train: bool = False, features: bool = True):
@@ -151,25 +159,38 @@ class ConvNeXt(Classifier):
         f'depths={self.depths}, widths={self.widths}: expected one depth and one width '
         'per stage.'
       )
-    x = Patches(self.widths[0], 4, False, self.dtype, name='stem')(images)
+    options = dict(norm_eps=self.body_norm_eps, dtype=self.dtype)
+    patches = functools.partial(Patches, **options)
+    x = patches(self.widths[0], 4, norm_first=False, name='stem')(images)
     out = {'stem': x}
-    block = functools.partial(Block, self.layer_scale, self.act, self.dtype)
+    block = functools.partial(Block, self.layer_scale, self.act, **options)
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
     for s, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
       if s:
-        x = Patches(width, 2, True, self.dtype, name=f'stage{s + 1}_downsample')(x)
+        x = patches(width, 2, norm_first=True, name=f'stage{s + 1}_downsample')(x)
       options = dict(rates=rates[:depth], remat=self.remat, train=train)
       x, _ = stack(block, x, name=f'stage{s + 1}_block', **options)
       rates = rates[depth:]
       out[f'stage{s + 1}'] = x
     x = x.astype(jnp.float32).mean(axis=(1, 2))
     x = LayerNorm(eps=self.norm_eps, name='norm')(x)
+    if self.representation_size is not None:
+      x = nn.Dense(self.representation_size, kernel_init=_INIT, name='pre_logits')(x)
+      x = ACTIVATIONS['gelu_erf'](x)
     return self.classify(x, out, features)
 
 
 _TIMM = dict(atto='A', femto='F', pico='P', nano='N', tiny='T', small='S', base='B')
 _TIMM |= dict(large='L', xlarge='XL', huge='H')
 _V1, _V2 = '|'.join([*_TIMM][:-1]), '|'.join(size for size in _TIMM if size != 'xlarge')
+
+# {name of LAION's towers: (size, fields)}; the first two are those of open_clip.
+_LAION = {
+  'base_w': ('B', dict(num_classes=640, head_bias=False)),
+  'large_d': ('L', dict(representation_size=1536, num_classes=768, head_bias=False)),
+  'large_mlp': ('L', dict(representation_size=1536)),
+  'xxlarge': ('XXL', dict(norm_eps=1e-5, body_norm_eps=1e-5)),
+}
 
 FAMILY = Family(
   model=ConvNeXt,
@@ -184,6 +205,8 @@ FAMILY = Family(
   stride=lambda fields: (4 * 2 ** (len(fields['depths']) - 1),) * 2,
   published=(
     (rf'convnext_({_V1})', lambda size: (_TIMM[size], {})),
+    (r'convnext_(large_mlp|xxlarge)', _LAION.get),
+    (r'(?:laion/CLIP-)?convnext_(base_w|large_d)(?:_320)?(?:-laion.*)?', _LAION.get),
     (rf'convnextv2_({_V2})', lambda size: (_TIMM[size], {'layer_scale': None})),
   ),
   tiny=(

@@ -3,7 +3,8 @@
 This is the network of torchvision, timm and transformers (v1.5): it has BatchNorm, and in
 bottlenecks the 3x3 convolution has the stride, not the first 1x1 convolution. The letters c,
 d, s and t of variants, for deeper stems and averaging shortcuts, are those of
-arXiv 1812.01187 and of timm.
+arXiv 1812.01187 and of timm. The ResNets of CLIP (arXiv 2103.00020, section 2.4) average
+where others stride, and pool by attention.
 """
 
 import functools
@@ -14,9 +15,9 @@ import jax.numpy as jnp
 
 from vit_jax.check import Depth, Share
 from vit_jax.errors import UserError, choose
-from vit_jax.models.base import Classifier, Family
+from vit_jax.models.base import Family, ImageTower
 from vit_jax.nn.batch_norm import BatchNorm
-from vit_jax.nn.layers import check_images
+from vit_jax.nn.layers import Dense, attend_in, check_images
 from vit_jax.nn.resnet import STAGES
 from vit_jax.nn.stack import StochasticDepth, depth_rates, stack
 
@@ -33,6 +34,15 @@ LETTERS = {
   's': dict(deep_stem=(64, 64), stem_width=128),
   't': dict(deep_stem=(24, 32), avg_down=True),
 }
+# CLIP's ResNets: {size: (blocks per stage, channels of the stem, width of the projection)}.
+CLIP = {
+  '50': ((3, 4, 6, 3), 64, 1024),
+  '101': ((3, 4, 23, 3), 64, 512),
+  '50x4': ((4, 6, 10, 6), 80, 640),
+  '50x16': ((6, 8, 18, 8), 96, 768),
+  '50x64': ((3, 15, 36, 10), 128, 1024),
+}
+HEAD_WIDTH = 64  # channels per head of the attention that pools
 
 
 def variant(name: str) -> dict:
@@ -50,8 +60,13 @@ def _conv(width: int, size: int, strides: int, dilation: int, dtype, name: str):
   return nn.Conv(width, (size, size), (strides, strides), **options)
 
 
+def _average(x, size: int):
+  """Averages windows of size x size. Those that are not whole are left out."""
+  return nn.avg_pool(x, (size, size), (size, size))
+
+
 class Stem(nn.Module):
-  """A 7x7 convolution, or several 3x3 convolutions; then a max-pool.
+  """A 7x7 convolution, or several 3x3 convolutions; then a max-pool, or an average.
 
   Maps [B, H, W, C] to [B, H / 4, W / 4, width].
 
@@ -61,6 +76,7 @@ class Stem(nn.Module):
 
   width: int
   deep: tuple[int, ...] | None
+  anti_alias: bool
   norm: functools.partial
   dtype: jnp.dtype
 
@@ -73,6 +89,8 @@ class Stem(nn.Module):
       size, stride = 3, 1
     x = _conv(self.width, size, stride, 1, self.dtype, 'conv')(x)
     x = nn.relu(self.norm(name='norm')(x, train=train))
+    if self.anti_alias:
+      return _average(x, 2)
     return nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
 
 
@@ -87,12 +105,14 @@ class Block(nn.Module):
     narrow: channels inside a bottleneck; None: a basic block.
     avg_down: whether the shortcut averages 2x2 pixels; otherwise it drops pixels.
     stride_first: whether the first 1x1 convolution of bottlenecks has the stride.
+    anti_alias: whether bottlenecks and their shortcuts average instead of striding.
   """
 
   width: int
   narrow: int | None
   avg_down: bool
   stride_first: bool
+  anti_alias: bool
   norm: functools.partial
   zero_init: bool
   dtype: jnp.dtype
@@ -110,14 +130,17 @@ class Block(nn.Module):
       return self.norm(name=f'norm{part}', **options)(x, train=train)
 
     shortcut, last = x, dict(zero_scale=self.zero_init)
-    if strides != 1 or x.shape[-1] != self.width:
+    project, size = strides != 1 or x.shape[-1] != self.width, 1
+    if self.anti_alias:
+      size, strides = strides, 1
+    if project:
       step = strides
       if self.avg_down and (strides, dilation[1]) != (1, 1):
         step = 1
         # In a dilated stage, timm counts the zeros beyond the border in the average.
         zeros = dict(padding='SAME', count_include_pad=strides == 1)
         shortcut = nn.avg_pool(x, (2, 2), (strides, strides), **zeros)
-      shortcut = layer(shortcut, '_proj', self.width, 1, step)
+      shortcut = layer(_average(shortcut, size), '_proj', self.width, 1, step)
     if self.narrow is None:
       y = nn.relu(layer(x, '1', self.width, 3, strides, dilation[0]))
       y = layer(y, '3', self.width, 3, 1, dilation[1], **last)
@@ -125,11 +148,36 @@ class Block(nn.Module):
       first, second = (strides, 1) if self.stride_first else (1, strides)
       y = nn.relu(layer(x, '1', self.narrow, 1, first))
       y = nn.relu(layer(y, '2', self.narrow, 3, second, dilation[0]))
-      y = layer(y, '3', self.width, **last)
+      y = layer(_average(y, size), '3', self.width, **last)
     return nn.relu(shortcut + StochasticDepth()(y, rate, train=train))
 
 
-class ResNet(Classifier):
+class AttentionPool(nn.Module):
+  """Attention of the mean position to itself and to all positions of a map (CLIP).
+
+  Maps [B, h, w, D] to [B, D], the heads' outputs side by side. The model's head is the last
+  projection. All is in float32.
+  """
+
+  @nn.compact
+  def __call__(self, x):
+    B, h, w, D = x.shape
+    x = x.reshape(B, h * w, D)
+    x = jnp.concatenate([x.mean(axis=1, keepdims=True), x], axis=1)
+    init = nn.initializers.normal(D**-0.5)
+    x = x + self.param('pos_embedding', init, (1, 1 + h * w, D))
+    heads = (D // HEAD_WIDTH, HEAD_WIDTH)
+
+    def project(x, name):
+      dense = Dense(D, outputs=heads, kernel_init=init, name=name)
+      return dense(x).reshape(B, -1, *heads)
+
+    key, value = project(x, 'key'), project(x, 'value')
+    y = attend_in(self, project(x[:, :1], 'query'), key, value)
+    return y.reshape(B, D)
+
+
+class ResNet(ImageTower):
   """A stem, stages of residual blocks with BatchNorm, a mean, a head.
 
   `depths` comes from `variant`.
@@ -155,6 +203,10 @@ class ResNet(Classifier):
   # Whether the first block of a dilated stage has that stage's dilation (detectron2) or the
   # dilation of the stage before (torchvision, timm).
   dilate_first: bool = False
+  # Whether averages of 2x2 pixels replace the max-pool and the strides of bottlenecks and
+  # shortcuts, as in CLIP (after arXiv 1904.11486).
+  anti_alias: bool = False
+  pool: Literal['mean', 'attention'] = 'mean'  # attention: as in CLIP, in heads of 64
   stochastic_depth: Share = 0.0  # rate of the last block, rising linearly from 0
   # whether the last norm of a block starts at 0 (arXiv 1706.02677, 5.1)
   zero_init: bool = True
@@ -171,7 +223,7 @@ class ResNet(Classifier):
 
     Returns:
       (logits [B, K] float32, out): named features, 'stem' (after the max-pool), 'stage1',
-      ... [B, h, w, C], 'pre_logits' [B, D], the mean of the last stage.
+      ... [B, h, w, C], 'pre_logits' [B, D], the pooled last stage.
     """
     check_images(images)
     if not len(self.depths) == len(self.widths) >= 1:
@@ -186,10 +238,22 @@ class ResNet(Classifier):
         f'widths={self.widths}, narrow={self.narrow}: expected widths that are multiples '
         'of 4, or as many numbers in narrow.'
       )
+    if self.anti_alias and (
+      self.block == 'basic' or self.avg_down or self.stride_first
+    ):
+      raise UserError(
+        'anti_alias=True is for bottlenecks: leave out block, avg_down and stride_first.'
+      )
+    if self.pool == 'attention' and self.widths[-1] % HEAD_WIDTH:
+      raise UserError(
+        f"pool='attention' has heads of {HEAD_WIDTH} channels, but widths={self.widths} "
+        'ends with another number than a multiple.'
+      )
     norm = functools.partial(
       BatchNorm, frozen=self.frozen_norm, eps=self.norm_eps, dtype=self.dtype
     )
-    stem = Stem(self.stem_width, self.deep_stem, norm, self.dtype, name='stem')
+    stem = (self.stem_width, self.deep_stem, self.anti_alias, norm, self.dtype)
+    stem = Stem(*stem, name='stem')
     x = stem(images, train=train)
     out = {'stem': x}
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
@@ -210,6 +274,7 @@ class ResNet(Classifier):
         narrow=inner if self.block == 'bottleneck' else None,
         avg_down=self.avg_down,
         stride_first=self.stride_first,
+        anti_alias=self.anti_alias,
         norm=norm,
         zero_init=self.zero_init,
         dtype=self.dtype,
@@ -219,11 +284,28 @@ class ResNet(Classifier):
       x, _ = stack(block, x, name=f'stage{s + 1}_block', more=more, **options)
       rates = rates[depth:]
       out[f'stage{s + 1}'] = x
-    x = x.astype(jnp.float32).mean(axis=(1, 2))
+    x = x.astype(jnp.float32)
+    if self.pool == 'attention':
+      x = AttentionPool(name='attention_pool')(x)
+    else:
+      x = x.mean(axis=(1, 2))
     return self.classify(x, out, features)
 
 
 _named = lambda layers, letter='': (layers, LETTERS[letter])
+
+
+def _clip(size: str, gap: str = ''):
+  """Returns (None, fields) of CLIP's ResNet of a size; `gap` is not empty for a mean."""
+  depths, stem, outputs = CLIP[size]
+  widths = tuple(4 * stem * 2**s for s in range(4))
+  fields = dict(
+    depths=depths, widths=widths, stem_width=stem, deep_stem=(stem // 2,) * 2
+  )
+  fields |= dict(anti_alias=True, num_classes=None if gap else outputs)
+  return None, fields | dict(pool='mean' if gap else 'attention')
+
+
 _NUMBERS = '|'.join(map(str, (18, 34, *STAGES)))
 
 _TINY = dict(depths=(1, 2), widths=(16, 32), stem_width=16)
@@ -236,7 +318,9 @@ FAMILY = Family(
   branch_ends=r'stage\d+_block_\d+/norm3',
   prompts=('pad',),
   stems=('stem/conv1/kernel', 'stem/conv/kernel'),
+  positions=(('attention_pool/pos_embedding', 'hw'),),
   stride=lambda x: (min(x['output_stride'], 4 * 2 ** (len(x['depths']) - 1)),) * 2,
+  any_size=lambda x: x['pool'] == 'mean',
   published=(
     # timm and torchvision: resnet50, wide_resnet50_2; transformers: microsoft/resnet-50
     (rf'resnet({_NUMBERS})(d?)', _named),
@@ -247,9 +331,13 @@ FAMILY = Family(
       lambda layers: (layers, {'narrow': (128, 256, 512, 1024)}),
     ),
     (rf'(?:microsoft/)?resnet-({_NUMBERS})', _named),
+    # timm and open_clip: resnet50x4_clip, RN50x4
+    (rf'resnet({"|".join(CLIP)})_clip(_gap)?', _clip),
+    (rf'RN({"|".join(CLIP)})(?:-quickgelu)?', _clip),
   ),
   tiny=(
     _TINY | dict(widths=(32, 64)),
     _TINY | dict(block='basic', deep_stem=(8, 8), avg_down=True),
+    _TINY | dict(widths=(32, 64), deep_stem=(8, 8), anti_alias=True, pool='attention'),
   ),
 )

@@ -16,6 +16,7 @@ from vit_jax.check import Count, Range
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
 from vit_jax.models import timm, vit
+from vit_jax.models.base import ImageTower
 from vit_jax.nn import positions
 from vit_jax.nn.layers import (
   ACTIVATIONS,
@@ -27,7 +28,6 @@ from vit_jax.nn.layers import (
   MultiHeadDotProductAttention,
   check_images,
   linear_head,
-  unit,
 )
 from vit_jax.nn.positions import IN_ATTENTION, TABLES, TOKENS, Rope, TableOfOffsets
 from vit_jax.nn.stack import StochasticDepth, depth_rates
@@ -240,7 +240,7 @@ class Encoder(vit.Encoder):
     return jnp.concatenate([first, norm(x[:, before:])], axis=1), out
 
 
-class LaterViT(vit.ViT):
+class LaterViT(vit.ViT, ImageTower):
   """Patches, a Transformer and a head, with the fields of later papers."""
 
   # token_mean: the cls token and the mean of the patches, side by side (DINOv2's linear
@@ -252,9 +252,6 @@ class LaterViT(vit.ViT):
   # Number of register tokens, which follow the cls token (arXiv 2309.16588). DeiT's
   # distillation token counts as one.
   registers: Annotated[int, Range(0, 2**16)] = 0
-  projection: Count | None = None  # width of a linear layer before the head (CLIP's)
-  # Whether the head's input is scaled to unit length, for example to compare it with texts.
-  unit: bool = False
   # Which tokens before the patches have a learned position. prefix: all. cls: only the cls
   # token (DINOv2). patches: none (big_vision, DeiT III, FlexiViT).
   posemb_tokens: Literal[TOKENS] = 'prefix'
@@ -277,8 +274,6 @@ class LaterViT(vit.ViT):
   # Whether the attention's last projection and the MLP have biases; False in AIMv2.
   dense_bias: bool = True
   patch_bias: bool = True  # whether the patch embedding has a bias; False in CLIP
-  # Whether the head has a bias; False for CLIP, where the head is the projection.
-  head_bias: bool = True
   # Heads of keys and values, per layer (arXiv 2305.13245); None: num_heads.
   kv_heads: tuple[int, ...] | None = None
   # Initial value of LayerScale (CaiT, arXiv 2103.17239); None: no LayerScale.
@@ -428,15 +423,11 @@ class LaterViT(vit.ViT):
     # The head.
     if self.representation_size is not None:
       x = nn.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
-    if self.projection is not None:
-      x = nn.Dense(self.projection, name='projection')(x)
-    if self.unit:
-      x = unit(x)
-    head = functools.partial(linear_head, use_bias=self.head_bias)
     if self.classifier != 'distilled':
-      return self.classify(x, out, features, head)
-    other = head(x[:, 1], self.num_classes, self.head_bias_init, name='head_dist')
-    logits, out = self.classify(x[:, 0], out, features, head)
+      return self.classify(x, out, features)
+    options = dict(use_bias=self.head_bias, name='head_dist')
+    other = linear_head(x[:, 1], self.num_classes, self.head_bias_init, **options)
+    logits, out = self.classify(x[:, 0], out, features)
     return (logits + other) / 2, out | {'pre_logits': x.mean(axis=1)}
 
   @property
@@ -453,6 +444,10 @@ class LaterViT(vit.ViT):
     if self.prefix < needs or (needs and not has_cls(vars(self))):
       more = 'a class token' + (' and registers=1' if needs == 2 else '')
       raise UserError(f'classifier={self.classifier!r} needs {more}.')
+    if needs == 2 and (self.projection or self.unit):
+      raise UserError(
+        "classifier='distilled' has two heads: leave out projection and unit."
+      )
     heads = self.kv_heads or [1] * self.depth
     shared = all(n > 0 and self.num_heads % n == 0 for n in heads)
     if not shared or len(heads) != self.depth or (self.kv_heads and self.scan):

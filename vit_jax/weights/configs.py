@@ -198,6 +198,57 @@ def open_clip_act(model: dict, tower: dict) -> str:
   return 'gelu_tanh' if tanh else 'gelu_erf'
 
 
+def open_clip(
+  read_tower: Callable[[dict, dict], Facts], known: Iterable[str] | None = None
+) -> Reader:
+  """Makes the Reader of open_clip_config.json, and of OpenAI's files, which have no config.
+
+  Args:
+    read_tower: a function of (`model_cfg`, `vision_cfg`) that returns fields of the image
+      tower.
+    known: keys of `vision_cfg` that are read, or that change no output; None: all keys.
+  """
+
+  def read(config, source):
+    whole = section(config, 'open_clip')
+    model = section(whole, 'model_cfg')
+    vision = section(model, 'vision_cfg')
+    if known is not None and (odd := vision.keys() - {'image_size', *known}):
+      raise ValueError(f'vision_cfg.{min(odd)} is unknown: it may change the outputs')
+    cfg = section(whole, 'preprocess_cfg')
+    mode = cfg.get('resize_mode', 'shortest')
+    if mode not in ('shortest', 'squash'):
+      raise ValueError(f"resize_mode={mode!r}, expected 'shortest' or 'squash'")
+    images = {'interpolation': cfg.get('interpolation', 'bicubic'), 'crop_pct': 1.0}
+    images |= {'mean': cfg.get('mean', pipelines.CLIP[0])}
+    images |= {'std': cfg.get('std', pipelines.CLIP[1])}
+    images |= {'crop_mode': 'center' if mode == 'shortest' else mode}
+    return read_tower(model, vision)._replace(
+      image_size=pair(vision.get('image_size', 224 if whole else None)),
+      pp=section(config, 'vit_jax').get('pp'),
+      config=config,
+      images=images,
+    )
+
+  return read
+
+
+def open_clip_trunk(read_timm: Reader) -> Reader:
+  """Makes the Reader of an open_clip_config.json whose image tower is a model of timm.
+
+  Args:
+    read_timm: reads timm's config.json.
+  """
+
+  def read_tower(model, vision):
+    pool = vision.get('timm_pool', 'avg')
+    args = {'global_pool': pool} if pool else {}
+    config = {'architecture': vision['timm_model_name'], 'model_args': args}
+    return read_timm(config, '')
+
+  return open_clip(read_tower)
+
+
 def timm_act(args: dict, name: str) -> dict:
   """Reads the field `act` from timm's arguments, and deletes `act_layer` from them."""
   return {'act': activation(args.pop('act_layer', 'gelu'))}

@@ -65,9 +65,13 @@ def _add_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarra
   """Adds the text tower and the preprocessing to a config; returns the text tower's arrays."""
   if source.text is None:
     raise ValueError('open_clip files have a text tower, but the source has none')
-  tower = text.read(source.text, source.fields)
-  configs.need(tower.fields, 'open_clip', act=(source.fields['act'],))
-  arrays, config['model_cfg']['text_cfg'] = text.open_clip(tower)
+  tower, model = text.read(source.text, source.fields), config['model_cfg']
+  acts = {'quick_gelu': True, 'gelu_erf': False}
+  # A ViT has the activation of the text tower.
+  image = (source.fields['act'],) if 'quick_gelu' in model else tuple(acts)
+  configs.need(tower.fields, 'open_clip', act=image)
+  model['quick_gelu'] = acts[tower.fields['act']]
+  arrays, model['text_cfg'] = text.open_clip(tower)
   config['preprocess_cfg'] = preprocessor.open_clip()
   return arrays
 

@@ -44,21 +44,20 @@ class ImageText(Loaded):
     return tokenizer.read(self.folder, self.rules)
 
   @functools.cached_property
-  def _params(self) -> dict:
-    return jax.device_put({'image': self.params, **self.beside})
+  def _variables(self) -> dict:
+    variables = {kind: {'image': tree} for kind, tree in self.variables.items()}
+    variables['params'] |= self.beside
+    return jax.device_put(variables)
 
   @functools.cached_property
   def _compiled(self):
-    def apply(params, x, method):
-      return self.towers.apply({'params': params}, x, method=method)
-
-    return jax.jit(apply, static_argnames='method')
+    return jax.jit(self.towers.apply, static_argnames='method')
 
   def image(self, images) -> np.ndarray:
     """Returns the unit vectors [B, E] of images, which may be preprocessed already."""
     if not jnp.issubdtype(getattr(images, 'dtype', object), jnp.floating):
       images = self.preprocess(images)
-    return np.asarray(self._compiled(self._params, images, method='embed_images'))
+    return np.asarray(self._compiled(self._variables, images, method='embed_images'))
 
   def text(self, texts: Iterable[str]) -> np.ndarray:
     """Returns the unit vectors [T, E] of texts."""
@@ -80,7 +79,7 @@ class ImageText(Loaded):
       # Pad to a power of 2, because each size is compiled.
       size = 1 << (len(part) - 1).bit_length()
       padded = np.pad(part, ((0, size - len(part)), (0, 0)))
-      y = self._compiled(self._params, padded, method='embed_texts')
+      y = self._compiled(self._variables, padded, method='embed_texts')
       rows.append(np.asarray(y)[: len(part)])
     return np.concatenate(rows)
 
@@ -121,7 +120,7 @@ class ImageText(Loaded):
     scale, bias = self._scale_and_bias
     params, outputs = dict(self.params), self.model.num_classes
     if outputs is not None:
-      # Only EVA's projection has a bias; it replaces the zeros.
+      # The projections of EVA and of ResNets have a bias, which replaces the zeros.
       zeros = np.zeros(outputs, np.float32)
       params['projection'] = {'bias': zeros, **params.pop('head')}
     kernel = (scale * means.T).astype(np.float32)  # [E, K]

@@ -2,10 +2,13 @@
 
 import functools
 
+import numpy as np
+
+from vit_jax.models.convnext import VARIANTS
 from vit_jax.weights import configs, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
-from vit_jax.weights.rename import Rule, add_bare_names, table
+from vit_jax.weights.rename import Rule, add_bare_names, nest_rules, table
 
 _BLOCK, _DOWN = 'stage{s+1}_block_{i}', 'stage{s+1}_downsample'
 _TIMM = 'stages.{s}.blocks.{i}'
@@ -22,7 +25,15 @@ TIMM = table(
   rename.dense(f'{_TIMM}.mlp.fc2', f'{_BLOCK}/mlp/Dense_1', rename.pointwise_kernel),
   Rule(f'{_TIMM}.gamma', f'{_BLOCK}/gamma'),
   rename.norm('head.norm', 'norm'),
+  rename.dense('head.pre_logits.fc', 'pre_logits'),
   rename.dense('head.fc', 'head'),
+)
+# A model of timm as the image tower of open_clip, with a projection of one or two layers.
+OPEN_CLIP = table(
+  nest_rules(TIMM, 'trunk.'),
+  rename.dense('head.proj', 'head'),
+  rename.dense('head.mlp.fc1', 'pre_logits'),
+  rename.dense('head.mlp.fc2', 'head'),
 )
 
 
@@ -57,7 +68,6 @@ HF_V2 = tuple(
 _ONLY = {
   'global_pool': 'avg',
   'output_stride': 32,
-  'norm_eps': 1e-6,
   'kernel_sizes': 7,
   'stem_type': 'patch',
   'conv_bias': True,
@@ -66,35 +76,62 @@ _ONLY = {
 }
 
 
+_PLAIN = dict(projection=(None,), unit=(False,))
+
+
 def infer(flat: dict) -> dict:
-  """Infers depths, widths and layer scale (which V2 lacks) from the parameters."""
+  """Infers depths, widths, layer scale (which V2 lacks) and head from the parameters."""
   depths = rename.count_blocks(flat, 'norm/scale')
   numbers = range(1, len(depths) + 1)
+  widths = tuple(flat[f'stage{s}_block_0/norm/scale'].size for s in numbers)
   return dict(
     depths=depths,
-    widths=tuple(flat[f'stage{s}_block_0/norm/scale'].size for s in numbers),
+    widths=widths,
     layer_scale=1e-6 if 'stage1_block_0/gamma' in flat else None,
+    representation_size=columns(flat, 'pre_logits/kernel'),
     num_classes=columns(flat, 'head/kernel'),
+    head_bias='head/bias' in flat or 'head/kernel' not in flat,
+    **_epsilons(1e-5 if (depths, widths) == VARIANTS['XXL'] else 1e-6),
   )
+
+
+def _epsilons(eps: float) -> dict:
+  return {'norm_eps': configs.epsilon(eps), 'body_norm_eps': eps}
 
 
 def _timm_fields(args: dict, name: str) -> dict:
   # Ignored, because they follow from the names and shapes of the arrays.
-  for key in ('conv_mlp', 'use_grn'):
+  for key in ('conv_mlp', 'use_grn', 'head_hidden_size'):
     args.pop(key, None)
-  return configs.timm_act(args, name)
+  fields = configs.timm_act(args, name)
+  if name.startswith('convnext'):
+    args.setdefault('norm_eps', 1e-5 if name.startswith('convnext_xxlarge') else 1e-6)
+  return fields | (_epsilons(args.pop('norm_eps')) if 'norm_eps' in args else {})
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  configs.need(fields, 'timm', norm_eps=(1e-6,))
+  configs.need(fields, 'timm', norm_eps=(fields['body_norm_eps'],), **_PLAIN)
   args = {'depths': list(fields['depths']), 'dims': list(fields['widths'])}
   if fields['act'] != 'gelu_erf':
     args['act_layer'] = fields['act']
+  if fields['norm_eps'] != 1e-6:
+    args['norm_eps'] = fields['norm_eps']
+  if fields['representation_size']:
+    args['head_hidden_size'] = fields['representation_size']
   name = 'convnextv2_tiny' if fields['layer_scale'] is None else 'convnext_tiny'
   return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
+def _bias(flat: dict, fields: dict) -> dict:
+  """Returns a bias of zeros for a head that has none."""
+  if fields['head_bias'] or 'head/kernel' not in flat:
+    return {}
+  return {'head.fc.bias': np.zeros(fields['num_classes'], np.float32)}
+
+
 def _hf_config(fields, image_size, class_names) -> dict:
+  plain = dict(body_norm_eps=(1e-6,), representation_size=(None,), head_bias=(True,))
+  configs.need(fields, 'transformers', **plain, **_PLAIN)
   args = {
     'patch_size': 4,
     'num_stages': len(fields['depths']),
@@ -112,7 +149,8 @@ def _hf_config(fields, image_size, class_names) -> dict:
 
 def _hf_facts(config: dict, source: str) -> configs.Facts:
   version = 'v2' if config.get('model_type') == 'convnextv2' else ''
-  return configs.hf(f'convnext{version}')(config, source)
+  facts = configs.hf(f'convnext{version}')(config, source)
+  return facts._replace(fields={'body_norm_eps': 1e-6} | facts.fields)
 
 
 _format = functools.partial(Format, family='convnext', infer=infer)
@@ -122,7 +160,14 @@ FORMATS = (
     marker=r'stages\.0\.blocks\.0\.conv_dw\.weight',
     rules=TIMM,
     facts=configs.timm(_timm_fields, **_ONLY),
-    writer=Writer(config=_timm_config),
+    writer=Writer(config=_timm_config, buffers=_bias, alike=('head_bias',)),
+  ),
+  _format(
+    name='open_clip',
+    marker=r'visual\.trunk\.stages\.0\.blocks\.0\.conv_dw\.weight',
+    within=r'visual\.',
+    rules=OPEN_CLIP,
+    facts=configs.open_clip_trunk(configs.timm(_timm_fields, **_ONLY)),
   ),
   _format(
     name='hf',

@@ -1,15 +1,17 @@
-"""ResNet with BatchNorm, in the formats of timm, torchvision and transformers."""
+"""ResNet with BatchNorm, in the formats of timm, torchvision and transformers, and CLIP's."""
 
 import functools
+import math
 import re
 from collections.abc import Callable
 
 import numpy as np
 
+from vit_jax.models.resnet import CLIP, HEAD_WIDTH
 from vit_jax.weights import configs, rename
 from vit_jax.weights.families.vit import columns
 from vit_jax.weights.formats import Format, Writer
-from vit_jax.weights.rename import Table, add_bare_names, nest_rules, table
+from vit_jax.weights.rename import Rule, Table, add_bare_names, nest_rules, table
 
 _BLOCK, _TIMM = 'stage{s+1}_block_{i}', 'layer{s+1}.{i}'
 # The numbers that a block's convolutions have in our names.
@@ -21,7 +23,7 @@ def timm(block: str, deep_stem: bool, avg_down: bool) -> Table:
 
   torchvision's ResNet is the one without a deep stem and without `avg_down`.
   """
-  stem, parts = ('conv1.6' if deep_stem else 'conv1'), _PARTS[block]
+  stem = 'conv1.6' if deep_stem else 'conv1'
   return table(
     rename.conv('conv1.0', 'stem/conv1'),
     rename.batch_norm('conv1.1', 'stem/norm1'),
@@ -29,16 +31,22 @@ def timm(block: str, deep_stem: bool, avg_down: bool) -> Table:
     rename.batch_norm('conv1.4', 'stem/norm2'),
     rename.conv(stem, 'stem/conv'),
     rename.batch_norm('bn1', 'stem/norm'),
+    _blocks(block, avg_down),
+    rename.dense('fc', 'head'),
+  )
+
+
+def _blocks(block: str, avg_down: bool) -> Table:
+  return table(
     [
       (
         rename.conv(f'{_TIMM}.conv{k + 1}', f'{_BLOCK}/conv{part}'),
         rename.batch_norm(f'{_TIMM}.bn{k + 1}', f'{_BLOCK}/norm{part}'),
       )
-      for k, part in enumerate(parts)
+      for k, part in enumerate(_PARTS[block])
     ],
     rename.conv(f'{_TIMM}.downsample.{int(avg_down)}', f'{_BLOCK}/conv_proj'),
     rename.batch_norm(f'{_TIMM}.downsample.{1 + avg_down}', f'{_BLOCK}/norm_proj'),
-    rename.dense('fc', 'head'),
   )
 
 
@@ -57,7 +65,62 @@ _AVERAGES = r'layer\d+\.0\.downsample\.2\.weight'
 
 
 def _timm_write_rules(flat, fields) -> Table:
+  if fields['anti_alias']:
+    return clip_timm(_width(flat, _POSITIONS))
   return timm(fields['block'], fields['deep_stem'] is not None, fields['avg_down'])
+
+
+# {number of a convolution in CLIP's stem: what follows 'conv' and 'norm' in our names}.
+_CLIP_STEM = {1: '1', 2: '2', 3: ''}
+# The same for the layers of a block in timm's files of CLIP.
+_CLIP_BLOCK = {'conv1_1x1': '1', 'conv2_kxk': '2', 'conv3_1x1': '3'}
+_CLIP_BLOCK |= {'shortcut.conv': '_proj'}
+_POSITIONS = 'attention_pool/pos_embedding'
+
+
+def clip(width: int) -> Table:
+  """Makes the rules of CLIP's ResNet in OpenAI's and open_clip's files.
+
+  Args:
+    width: number of channels of the last stage.
+  """
+  return table(
+    [rename.conv(f'conv{k}', f'stem/conv{ours}') for k, ours in _CLIP_STEM.items()],
+    [rename.batch_norm(f'bn{k}', f'stem/norm{ours}') for k, ours in _CLIP_STEM.items()],
+    _blocks('bottleneck', avg_down=False),
+    Rule('attnpool.positional_embedding', _POSITIONS, rename.rows),
+    _projections('attnpool.{}_proj', width),
+    rename.dense('attnpool.c_proj', 'head'),
+  )
+
+
+def clip_timm(width: int) -> Table:
+  """Makes the rules of CLIP's ResNet in timm's files.
+
+  Args:
+    width: number of channels of the last stage; 0 if it is pooled by a mean.
+  """
+  layers = [(f'stem.conv{k}', 'stem', ours) for k, ours in _CLIP_STEM.items()]
+  layers += [(f'stages.{{s}}.{{i}}.{k}', _BLOCK, x) for k, x in _CLIP_BLOCK.items()]
+  return table(
+    [rename.conv(f'{layer}.conv', f'{ours}/conv{x}') for layer, ours, x in layers],
+    [rename.batch_norm(f'{layer}.bn', f'{ours}/norm{x}') for layer, ours, x in layers],
+    Rule('head.pos_embed', _POSITIONS, rename.rows),
+    _projections('head.{}', width),
+    rename.dense('head.proj' if width else 'head.fc', 'head'),
+  )
+
+
+def _projections(theirs: str, width: int) -> Table:
+  """Makes the rules of the attention that pools; {} stands for q, k or v."""
+  heads = max(width // HEAD_WIDTH, 1)
+  names = [(theirs.format(x[0]), f'attention_pool/{x}') for x in rename.QKV]
+  return table([rename.split_heads(name, ours, heads) for name, ours in names])
+
+
+def _width(arrays: dict, positions: str) -> int:
+  """Returns the channels of a table of positions, or 0 if there is no such table."""
+  return arrays[positions].shape[-1] if positions in arrays else 0
 
 
 _STEM, _LAYER = 'embedder.embedder', 'encoder.stages.{s}.layers.{i}'
@@ -141,10 +204,48 @@ def _timm_fields(args: dict, name: str) -> dict:
 
 # In all formats, a block's stride and dilation belong to its second convolution.
 _FIXED = dict(stride_first=(False,), dilate_first=(False,), norm_eps=(1e-5,))
+_FIXED |= dict(projection=(None,), unit=(False,), head_bias=(True,))
+
+
+def _check_clip(fields: dict, format: str) -> None:
+  """Raises ValueError unless a model has the stem and the widths of CLIP's ResNets."""
+  stem = fields['stem_width']
+  widths = tuple(4 * stem * 2**s for s in range(4))
+  plain = dict(block=('bottleneck',), narrow=(None,), avg_down=(False,), **_FIXED)
+  own = dict(widths=(widths,), deep_stem=((stem // 2,) * 2,), output_stride=(32,))
+  configs.need(fields, format, anti_alias=(True,), **plain, **own)
+
+
+def _clip_config(fields, image_size, class_names) -> dict:
+  """Writes timm's config of CLIP's ResNets."""
+  _check_clip(fields, 'timm')
+  names = {depths: size for size, (depths, *_) in CLIP.items()}
+  # timm rounds other numbers of channels.
+  widths = range(8, 2**12, 8)
+  configs.need(fields, 'timm', depths=tuple(names), stem_width=widths)
+  pools = {'attention': ('', 'token'), 'mean': ('_gap', 'avg')}
+  gap, pool = pools[fields['pool']]
+  name, args = f'resnet{names[fields["depths"]]}_clip{gap}', {}
+  args['width_factor'] = fields['stem_width'] / 64
+  if pool == 'token':
+    args['img_size'] = list(image_size)
+  return configs.timm_config(name, pool, args, fields, image_size, class_names)
+
+
+def _open_clip_config(fields, image_size, class_names) -> dict:
+  """Writes the image tower's part of an open_clip_config.json."""
+  _check_clip(fields, 'open_clip')
+  configs.need(fields, 'open_clip', pool=('attention',))
+  vision = {'image_size': configs.int_or_pair(image_size)}
+  vision |= {'layers': list(fields['depths']), 'width': fields['stem_width']}
+  model = {'embed_dim': fields['num_classes'], 'vision_cfg': vision}
+  return {'open_clip': {'model_cfg': model}}
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
-  configs.need(fields, 'timm', **_FIXED)
+  if fields['anti_alias']:
+    return _clip_config(fields, image_size, class_names)
+  configs.need(fields, 'timm', pool=('mean',), **_FIXED)
   if len(fields['depths']) != 4:
     raise ValueError(f'a ResNet of timm has 4 stages, not depths={fields["depths"]}')
   basic, args = fields['block'] == 'basic', {'layers': list(fields['depths'])}
@@ -170,6 +271,38 @@ def _timm_config(fields, image_size, class_names) -> dict:
   return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
+def _infer_clip(flat: dict) -> dict:
+  pool = 'attention' if _POSITIONS in flat else 'mean'
+  return infer(flat) | dict(anti_alias=True, pool=pool)
+
+
+def _clip_grid(flat: dict, fields: dict) -> tuple[int, int] | None:
+  """Returns the square grid of the positions; None if there are none."""
+  if _POSITIONS not in flat:
+    return None
+  side = math.isqrt(flat[_POSITIONS].shape[1] - 1)
+  return side, side
+
+
+def _clip_fields(args: dict, name: str) -> dict:
+  if (pool := args.pop('global_pool', 'avg')) not in ('token', 'avg'):
+    raise ValueError(f"global_pool={pool!r}, expected 'token' or 'avg'")
+  return {}
+
+
+def _clip_tower(model: dict, vision: dict) -> configs.Facts:
+  configs.require(vision, {'head_width': HEAD_WIDTH}, 'a ResNet of CLIP')
+  return configs.Facts({})
+
+
+def _clip_rules(arrays, facts) -> Table:
+  return clip(_width(arrays, 'attnpool.positional_embedding'))
+
+
+def _clip_write_rules(flat, fields) -> Table:
+  return nest_rules(clip(_width(flat, _POSITIONS)), 'visual.')
+
+
 # Keys of transformers' config for which only one value is supported.
 _HF = {'hidden_act': 'relu', 'downsample_in_first_stage': False}
 _HF |= {'downsample_in_bottleneck': False}
@@ -185,6 +318,7 @@ def _hf_facts(config: dict, source: str) -> configs.Facts:
 def _hf_config(fields, image_size, class_names) -> dict:
   strides = tuple(4 << s for s in range(len(fields['depths']) - 1, 6))
   plain = dict(deep_stem=(None,), avg_down=(False,), narrow=(None,), **_FIXED)
+  plain |= dict(anti_alias=(False,), pool=('mean',))
   configs.need(fields, 'transformers', output_stride=strides, **plain)
   args = {
     'embedding_size': fields['stem_width'],
@@ -198,6 +332,9 @@ def _hf_config(fields, image_size, class_names) -> dict:
 
 
 _format = functools.partial(Format, family='resnet', infer=infer)
+_clip_format = functools.partial(
+  _format, infer=_infer_clip, grid=_clip_grid, resize=lambda fields: 'bicubic'
+)
 _writer = functools.partial(Writer, alike=('output_stride',))
 FORMATS = (
   _format(
@@ -210,6 +347,29 @@ FORMATS = (
       config=_timm_config,
       rules=_timm_write_rules,
       buffers=_count_batches(_timm_write_rules),
+    ),
+  ),
+  # CLIP's ResNets; the format `timm` above writes them. timm has other models of such names.
+  _clip_format(
+    name='timm',
+    marker=r'stages\.0\.0\.conv2_kxk\.conv\.weight',
+    when=lambda config, name: bool(
+      re.match(r'resnet[\dx]+_clip', str(config.get('architecture', name)))
+    ),
+    rules=lambda arrays, facts: clip_timm(_width(arrays, 'head.pos_embed')),
+    facts=configs.timm(_clip_fields, output_stride=32),
+  ),
+  # OpenAI's files have the same arrays, but no config.
+  _clip_format(
+    name='open_clip',
+    marker=r'visual\.attnpool\.positional_embedding',
+    within=r'visual\.',
+    rules=_clip_rules,
+    facts=configs.open_clip(_clip_tower, known=('layers', 'width', 'head_width')),
+    writer=_writer(
+      config=_open_clip_config,
+      rules=_clip_write_rules,
+      buffers=_count_batches(_clip_write_rules),
     ),
   ),
   _format(

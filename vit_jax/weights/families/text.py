@@ -14,6 +14,7 @@ from vit_jax.errors import choose
 from vit_jax.text.tokenizer import CLEAN, Rules
 from vit_jax.weights import configs, rename
 from vit_jax.weights.configs import section
+from vit_jax.weights.families.vit_originals import look_up
 from vit_jax.weights.rename import Arrays, Rule, Table, table
 
 BLOCK = 'encoderblock_{i}'
@@ -43,6 +44,7 @@ class TextArrays(NamedTuple):
   arrays: Arrays
   config: dict
   folder: Path  # contains the vocabulary
+  name: str  # of the file or folder of the arrays
 
 
 class Text(NamedTuple):
@@ -61,7 +63,7 @@ def split(arrays: Arrays, config: dict, path: Path) -> tuple[TextArrays | None, 
       mine = {n: x for n, x in arrays.items() if re.fullmatch(_NAMES[format], n)}
       folder = path if path.is_dir() else path.parent
       others = {n: x for n, x in arrays.items() if n not in mine}
-      return TextArrays(format, mine, config, folder), others
+      return TextArrays(format, mine, config, folder, path.name), others
   return None, arrays
 
 
@@ -70,7 +72,9 @@ def read(tower: TextArrays, image: dict[str, Any]) -> Text:
 
   Args:
     image: fields of the image tower. In OpenAI's files, the text tower has the same activation.
+      A ResNet has none, but the file's name may tell.
   """
+  image = look_up(tower.name)[0] | image
   cut = lambda name: re.sub(r'^(params/)?(txt/|text\.)?', '', name)
   arrays = {cut(name): np.asarray(x) for name, x in tower.arrays.items()}
   return _READERS[tower.format](arrays, tower.config, image)
@@ -163,6 +167,11 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
   pool = own.get('pool_type', 'argmax')
   if pool not in ('argmax', 'eos', 'last'):
     raise ValueError(f"pool_type={pool!r}, expected 'argmax', 'eos' or 'last'")
+  if not (model or 'act' in image):
+    raise ValueError(
+      'neither arrays nor name give the activation of its text tower: keep the published '
+      "name, such as 'RN50.pt', or open_clip_config.json beside it"
+    )
   model = model or {'quick_gelu': image['act'] == 'quick_gelu'}
   heads = own.get('heads', arrays['positional_embedding'].shape[1] // 64)
   fields = {

@@ -224,45 +224,21 @@ def _eva_tells(arrays: Arrays) -> Fields:
 
 
 # Keys of open_clip's vision_cfg that are read here, or that change no output.
-_OPEN_CLIP_KEYS = {'image_size', 'layers', 'width', 'head_width', 'patch_size'}
+_OPEN_CLIP_KEYS = {'layers', 'width', 'head_width', 'patch_size'}
 _OPEN_CLIP_KEYS |= {'mlp_ratio', 'patch_dropout', 'ls_init_value'}
 _OPEN_CLIP_KEYS |= {'norm_kwargs', 'act_kwargs'}
 
 
-def _open_clip(config: dict, source: str) -> Facts:
-  """Reads the facts of the image tower from an open_clip_config.json."""
-  whole = config['open_clip']
-  model = configs.section(whole, 'model_cfg')
-  vision = configs.section(model, 'vision_cfg')
-  size = configs.pair(vision.get('image_size', 224))
-  images = _open_clip_images(configs.section(whole, 'preprocess_cfg'))
-  if name := vision.get('timm_model_name'):
-    args = {'global_pool': vision.get('timm_pool', 'avg')}
-    timm = {'architecture': name, 'model_args': args}
-    facts = _TIMM.facts(timm, source)
-    return facts._replace(image_size=size, images=images, config=config)
-  if odd := vision.keys() - _OPEN_CLIP_KEYS:
-    raise ValueError(f'vision_cfg.{min(odd)} is unknown: it may change the outputs')
+def _read_tower(model: dict, vision: dict) -> Facts:
+  """Reads the fields of the image tower from an open_clip_config.json."""
   head_width = configs.side(vision.get('head_width', 64), 'head_width')
+  eps = configs.section(vision, 'norm_kwargs').get('eps', 1e-5)
   fields = {
     'act': configs.open_clip_act(model, vision),
-    'norm_eps': configs.epsilon(
-      configs.section(vision, 'norm_kwargs').get('eps', 1e-5)
-    ),
+    'norm_eps': configs.epsilon(eps),
     'num_heads': vision['width'] // head_width,
   }
-  pp = configs.section(config, 'vit_jax').get('pp')
-  return Facts(fields=fields, image_size=size, pp=pp, config=config, images=images)
-
-
-def _open_clip_images(cfg: dict) -> dict:
-  mode = cfg.get('resize_mode', 'shortest')
-  if mode not in ('shortest', 'squash'):
-    raise ValueError(f"resize_mode={mode!r}, expected 'shortest' or 'squash'")
-  levels = {k: cfg.get(k, _CLIP_LEVELS[k]) for k in ('mean', 'std')}
-  method = cfg.get('interpolation', 'bicubic')
-  modes = {'shortest': 'center', 'squash': 'squash'}
-  return levels | _WHOLE | {'interpolation': method, 'crop_mode': modes[mode]}
+  return Facts(fields)
 
 
 # -- writing --------------------------------------------------------------------------
@@ -393,7 +369,6 @@ _open_clip_format = functools.partial(
   when=lambda config, name: 'open_clip' in config,
   resize=lambda fields: 'bicubic',
   within=r'visual\.',
-  facts=_open_clip,
 )
 _pe_facts = functools.partial(
   _facts, _HALF_LEVELS | _SQUASHED, norm_eps=1e-5, rope='pe'
@@ -433,11 +408,13 @@ FORMATS = (
   _open_clip_format(
     marker=_RESBLOCKS,
     rules=_pass_heads(clip),
+    facts=configs.open_clip(_read_tower, _OPEN_CLIP_KEYS),
     writer=Writer(config=_open_clip_config, rules=_write_rules),
   ),
   _open_clip_format(
     marker=r'visual\.trunk\.blocks\.0\.attn\.qkv\.weight',
     rules=_pass_heads(trunk),
+    facts=configs.open_clip_trunk(_TIMM.facts),
     infer=vit.infer,
   ),
   # OpenAI's CLIP.
