@@ -93,6 +93,7 @@ def test_published_names(name, model, variant):
     ('RN50', 224, 38_316_896),
     ('RN50x64-quickgelu', 448, 420_380_352),
     ('convnext_base_w_320', 320, 88_221_824),
+    ('laion/CLIP-convnext_xxlarge-laion2B-s34B-b82K-augreg', 256, 846_543_744),
     ('laion/CLIP-convnext_large_d.laion2B-s26B-b102K-augreg', 256, 199_770_816),
     ('PE-Core-T16-384', 384, 6_141_056 - 512),
     ('PE-Core-B16-224', 224, 93_673_984 - 1024),

@@ -420,15 +420,17 @@ def source_of(name, fields):
     channels=3,
     flat=flat,
   )
-  is_clip = 'tokens' in source.fields.get('extra_norms', ())
-  if is_clip or source.fields.get('anti_alias'):  # open_clip's files have texts
-    source = dataclasses.replace(source, text=pair().text)
+  # open_clip's files have texts.
+  if 'tokens' in source.fields.get('extra_norms', ()):
+    source = dataclasses.replace(source, text=text_of('clip_openai'))
+  if source.fields.get('anti_alias'):
+    source = dataclasses.replace(source, text=text_of('clip_resnet_open_clip'))
   return source
 
 
 @functools.cache
-def pair():
-  return weights.read(path_of('clip_openai'), **TOLD['clip_openai'])
+def text_of(name):
+  return weights.read(path_of(name), **TOLD.get(name, {})).text
 
 
 def refused(format, fields, source, out) -> str:

@@ -236,6 +236,7 @@ def test_a_projection_of_one_layer_is_the_head(monkeypatch):
     ('clip_resnet_open_clip', {'head_width': 32}, ('head_width=32', '64')),
     ('clip_resnet_open_clip', {'attentional_pool': True}, ('attentional_pool',)),
     ('clip_convnext_open_clip', {'timm_pool': 'rot_attn'}, ('rot_attn', 'avg')),
+    ('clip_convnext_open_clip', {'timm_model_name': ''}, ('timm_model_name',)),
   ],
 )
 def test_towers_that_compute_something_else_are_refused(

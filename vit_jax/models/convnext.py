@@ -184,13 +184,19 @@ _TIMM = dict(atto='A', femto='F', pico='P', nano='N', tiny='T', small='S', base=
 _TIMM |= dict(large='L', xlarge='XL', huge='H')
 _V1, _V2 = '|'.join([*_TIMM][:-1]), '|'.join(size for size in _TIMM if size != 'xlarge')
 
-# {name of LAION's towers: (size, fields)}; the first two are those of open_clip.
+_MLP, _XXL = dict(representation_size=1536), dict(norm_eps=1e-5, body_norm_eps=1e-5)
+# {name of LAION's image towers in open_clip: (size, width of the projection, fields)}.
 _LAION = {
-  'base_w': ('B', dict(num_classes=640, head_bias=False)),
-  'large_d': ('L', dict(representation_size=1536, num_classes=768, head_bias=False)),
-  'large_mlp': ('L', dict(representation_size=1536)),
-  'xxlarge': ('XXL', dict(norm_eps=1e-5, body_norm_eps=1e-5)),
+  'base_w': ('B', 640, {}),
+  'large_d': ('L', 768, _MLP),
+  'xxlarge': ('XXL', 1024, _XXL),
 }
+
+
+def _tower(name: str):
+  size, outputs, fields = _LAION[name]
+  return size, fields | dict(num_classes=outputs, head_bias=False)
+
 
 FAMILY = Family(
   model=ConvNeXt,
@@ -205,8 +211,10 @@ FAMILY = Family(
   stride=lambda fields: (4 * 2 ** (len(fields['depths']) - 1),) * 2,
   published=(
     (rf'convnext_({_V1})', lambda size: (_TIMM[size], {})),
-    (r'convnext_(large_mlp|xxlarge)', _LAION.get),
-    (r'(?:laion/CLIP-)?convnext_(base_w|large_d)(?:_320)?(?:-laion.*)?', _LAION.get),
+    (r'convnext_large_mlp', lambda: ('L', _MLP)),
+    (r'convnext_xxlarge', lambda: ('XXL', _XXL)),
+    # open_clip: convnext_base_w; laion/CLIP-convnext_base_w-laion2B-s13B-b82K
+    (rf'(?:laion/CLIP-)?convnext_({"|".join(_LAION)})(?:_320)?(?:-laion.*)?', _tower),
     (rf'convnextv2_({_V2})', lambda size: (_TIMM[size], {'layer_scale': None})),
   ),
   tiny=(

@@ -62,7 +62,7 @@ def _conv(width: int, size: int, strides: int, dilation: int, dtype, name: str):
 
 def _average(x, size: int):
   """Averages windows of size x size. Those that are not whole are left out."""
-  return nn.avg_pool(x, (size, size), (size, size))
+  return x if size == 1 else nn.avg_pool(x, (size, size), (size, size))
 
 
 class Stem(nn.Module):
@@ -222,7 +222,7 @@ class ResNet(ImageTower):
     statistics if the call has `mutable=['batch_stats']`.
 
     Returns:
-      (logits [B, K] float32, out): named features, 'stem' (after the max-pool), 'stage1',
+      (logits [B, K] float32, out): named features, 'stem' (after the pooling), 'stage1',
       ... [B, h, w, C], 'pre_logits' [B, D], the pooled last stage.
     """
     check_images(images)

@@ -243,8 +243,12 @@ def open_clip_trunk(read_timm: Reader) -> Reader:
   def read_tower(model, vision):
     pool = vision.get('timm_pool', 'avg')
     args = {'global_pool': pool} if pool else {}
-    config = {'architecture': vision['timm_model_name'], 'model_args': args}
-    return read_timm(config, '')
+    if not (name := vision.get('timm_model_name')):
+      raise ValueError(
+        'its image tower is a model of timm: keep open_clip_config.json beside it, whose '
+        'vision_cfg.timm_model_name names that model'
+      )
+    return read_timm({'architecture': name, 'model_args': args}, '')
 
   return open_clip(read_tower)
 
