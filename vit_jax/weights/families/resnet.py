@@ -66,7 +66,7 @@ _AVERAGES = r'layer\d+\.0\.downsample\.2\.weight'
 
 def _timm_write_rules(flat, fields) -> Table:
   if fields['anti_alias']:
-    return clip_timm(_width(flat, _POSITIONS))
+    return _timm_clip(_width(flat, _POSITIONS))
   return timm(fields['block'], fields['deep_stem'] is not None, fields['avg_down'])
 
 
@@ -78,7 +78,7 @@ _CLIP_BLOCK |= {'shortcut.conv': '_proj'}
 _POSITIONS = 'attention_pool/pos_embedding'
 
 
-def clip(width: int) -> Table:
+def _openai_clip(width: int) -> Table:
   """Makes the rules of CLIP's ResNet in OpenAI's and open_clip's files.
 
   Args:
@@ -94,7 +94,7 @@ def clip(width: int) -> Table:
   )
 
 
-def clip_timm(width: int) -> Table:
+def _timm_clip(width: int) -> Table:
   """Makes the rules of CLIP's ResNet in timm's files.
 
   Args:
@@ -296,11 +296,11 @@ def _clip_tower(model: dict, vision: dict) -> configs.Facts:
 
 
 def _clip_rules(arrays, facts) -> Table:
-  return clip(_width(arrays, 'attnpool.positional_embedding'))
+  return _openai_clip(_width(arrays, 'attnpool.positional_embedding'))
 
 
 def _clip_write_rules(flat, fields) -> Table:
-  return nest_rules(clip(_width(flat, _POSITIONS)), 'visual.')
+  return nest_rules(_openai_clip(_width(flat, _POSITIONS)), 'visual.')
 
 
 # Keys of transformers' config for which only one value is supported.
@@ -356,7 +356,7 @@ FORMATS = (
     when=lambda config, name: bool(
       re.match(r'resnet[\dx]+_clip', str(config.get('architecture', name)))
     ),
-    rules=lambda arrays, facts: clip_timm(_width(arrays, 'head.pos_embed')),
+    rules=lambda arrays, facts: _timm_clip(_width(arrays, 'head.pos_embed')),
     facts=configs.timm(_clip_fields, output_stride=32),
   ),
   # OpenAI's files have the same arrays, but no config.
