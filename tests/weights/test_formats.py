@@ -304,6 +304,7 @@ CHANGES = {
     | dict(posemb=['learn2d', 'sincos2d', 'relative', 'rotary', 'none'])
     | dict(posemb_where=['every', 'shared'], attention=['axial'], act=['gelu_erf'])
     | dict(posemb_tokens=['patches'], cls_token=[True], registers=[2], relpos=['layer'])
+    | dict(relpos_dim=[12])
     | dict(
       rope=['eva', 'mixed', 'dinov3_max'],
       rope_base=[50.0, (1.0, 2.0, 3.0, 4.0)],
@@ -396,6 +397,7 @@ BESIDE = {
   'map_mlp_dim': dict(classifier='map'),
   'map_prefix': dict(classifier='map', cls_token=True),
   'rope_base': dict(rope='dinov3'),
+  'relpos_dim': dict(relpos='shared'),
   'rope_reference': dict(rope='eva'),
   'attention': dict(posemb='none', classifier='gap', registers=0),
   'pretrained_windows': dict(version=2),

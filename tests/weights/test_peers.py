@@ -154,6 +154,9 @@ TODAY = {
   'beit_base_patch16_224': {},
   'beitv2_base_patch16_224': dict(use_rel_pos_bias=False, use_shared_rel_pos_bias=True),
   'beit3_base_patch16_224': {},
+  'vit_relpos_base_patch16_clsgap_224': {},
+  'vit_relpos_small_patch16_rpn_224': dict(rel_pos_type='bias'),
+  'vit_srelpos_small_patch16_224': {},
   'vit_base_patch16_clip_quickgelu_224': {},
   'vit_so400m_patch16_siglip_256': dict(mlp_ratio=3.0),
   'aimv2_large_patch14_224': {},
@@ -187,8 +190,9 @@ ACTS = dict(GELU='gelu_erf', GELUTanh='gelu_tanh', QuickGELU='quick_gelu', SiLU=
 
 def facts_of(module):
   """Returns facts of a timm model that no array shows."""
+  inside = module.blocks.named_modules()
   acts = {
-    type(x).__name__ for n, x in module.blocks.named_modules() if n.endswith('act')
+    type(x).__name__ for n, x in inside if n.endswith('act') and 'rel_pos' not in n
   }
   eps = {x.eps for x in module.modules() if hasattr(x, 'eps')}
   rope = getattr(module, 'rope', None)

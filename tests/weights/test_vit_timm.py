@@ -32,6 +32,9 @@ CONTRADICTIONS = [
   ('reg4_gap_timm', dict(global_pool='prr'), ('global_pool', 'prr', 'avg')),
   ('sapiens2_timm', dict(num_kv_heads=[4, 4, 4]), ('key',)),
   ('beit_timm', dict(use_rel_pos_bias=False), ('relpos',)),
+  ('relpos_timm', dict(rel_pos_type='mlp_swin'), ('rel_pos_type', 'mlp_swin', 'bias')),
+  ('relpos_timm', dict(rel_pos_dim=9), ('mlp/Dense_0', '12', '9')),
+  ('srelpos_timm', dict(rel_pos_type='bias'), ('relpos/mlp',)),
   ('siglip_timm', dict(attn_pool_style='new'), ('attn_pool_style',)),
   ('xp_parallel_timm', dict(block_fn='Weird'), ('block_fn', 'Weird')),
   ('dinov3_timm', dict(depth=3), ('depth', '3', '2')),
@@ -78,5 +81,5 @@ def test_an_architecture_decides_about_what_arrays_do_not_tell(tmp_path):
   )
   assert vit_jax.load(GOLDEN / 'clip_timm').model.act == 'quick_gelu'
   assert vit_jax.load(called('vit_base_patch16_clip_224')).model.act == 'gelu_erf'
-  with pytest.raises(UserError, match=naming('vit_relpos_base_patch16_224', 'unknown')):
-    vit_jax.load(called('vit_relpos_base_patch16_224'))
+  with pytest.raises(UserError, match=naming('vit_relpos_base_patch99_224', 'unknown')):
+    vit_jax.load(called('vit_relpos_base_patch99_224'))

@@ -27,6 +27,9 @@ DEFAULTS = {
   | dict(use_post_transformer_norm=True, rope_type='cat', rope_grid_indexing='ij')
   | dict(rope_temperature=10_000.0),
   'beit': _COMMON | dict(global_pool='avg', use_abs_pos_emb=True),
+  'relpos': _COMMON
+  | dict(global_pool='avg', class_token=False, fc_norm=False, init_values=1e-6)
+  | dict(rel_pos_type='mlp'),
 }
 DEFAULTS['distilled'] = DEFAULTS['vit']
 # Options that have the same meaning in all classes, but different names.
@@ -39,6 +42,7 @@ OPTIONS = {
   | dict(pooled='use_fc_norm', tokens='use_pre_transformer_norm', qk='qk_norm')
   | dict(attention='scale_attn_inner', mlp='scale_mlp'),
   'beit': dict(pooled='use_fc_norm', mlp='scale_mlp'),
+  'relpos': dict(pooled='fc_norm', qk='qk_norm'),
 }
 OPTIONS['distilled'] = OPTIONS['vit']
 # Options of rotary positions. ROPES: {kind in `nn.positions`: values of these options}.
@@ -55,6 +59,7 @@ _ACTS |= {'silu': 'silu', 'relu': 'relu'}
 _BLOCKS = {
   'Block': 'pre',
   'ResPostBlock': 'post',
+  'ResPostRelPosBlock': 'post',
   'ParallelScalingBlock': 'parallel',
   'ParallelThingsBlock': 'branches',
 }
@@ -108,7 +113,7 @@ def fields_of(row: dict) -> dict:
   kind = row.pop('class', 'vit')
   get = _Options(DEFAULTS[kind], row)
   fields = _shared(get, OPTIONS[kind])
-  fields |= {'eva': _eva, 'beit': _beit}.get(kind, _vit)(get)
+  fields |= {'eva': _eva, 'beit': _beit, 'relpos': _relpos}.get(kind, _vit)(get)
   if kind == 'distilled':
     fields |= dict(classifier='distilled', cls_token=None, registers=1)
   if 'num_classes' in row:
@@ -255,6 +260,20 @@ def _beit(get: _Options) -> dict:
   return _gated(get) | dict(
     relpos='layer' if layer else 'shared' if shared else 'none',
     qkv_bias='qv' if get('qkv_bias') else 'none',
+  )
+
+
+def _relpos(get: _Options) -> dict:
+  hidden = get('rel_pos_dim') or 128
+  # The class also has an MLP as in Swin V2, which no name has.
+  kind = get('rel_pos_type', 'mlp', 'bias')
+  return dict(
+    posemb='none',
+    act='gelu_erf',
+    qkv_bias='qkv' if get('qkv_bias') else 'none',
+    block=_BLOCKS[get('block_fn', None, 'ResPostRelPosBlock') or 'Block'],
+    relpos='shared' if get('shared_rel_pos') else 'layer',
+    relpos_dim=hidden if kind == 'mlp' else None,
   )
 
 

@@ -266,6 +266,9 @@ class LaterViT(vit.ViT, ImageTower):
   # Learned biases of scores, one per offset (BEiT, arXiv 2106.08254). layer: each layer has
   # a table of its own. shared: all layers share one table.
   relpos: Literal[TABLES] = 'none'
+  # Width of an MLP that computes the biases from the logarithms of the offsets, for grids of
+  # any size (timm's vit_relpos_*); None: the biases are parameters.
+  relpos_dim: Count | None = None
   block: Literal[tuple(BLOCKS)] = 'pre'  # see the classes in BLOCKS
   mlp: Literal['mlp', 'swiglu'] = 'mlp'  # swiglu: gated (arXiv 2002.05202)
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_tanh'
@@ -336,7 +339,14 @@ class LaterViT(vit.ViT, ImageTower):
       )
     relpos = None
     if self.relpos != 'none':
-      relpos = functools.partial(TableOfOffsets, self.num_heads, grid, name='relpos')
+      relpos = functools.partial(
+        TableOfOffsets,
+        self.num_heads,
+        grid,
+        self.relpos_dim,
+        train=train,
+        name='relpos',
+      )
 
     # The Transformer.
     every_block = self.posemb_where == 'every'
@@ -488,6 +498,9 @@ FAMILY = dataclasses.replace(
     (r'Transformer/encoderblock.*/gate/kernel', ((-2,), (-1,))),
   ),
   pairs=r'Transformer/(encoderblock_\d+/)?relpos/table',
-  any_size=lambda fields: vit.FAMILY.any_size(fields) and fields['relpos'] == 'none',
+  any_size=lambda fields: (
+    vit.FAMILY.any_size(fields)
+    and (fields['relpos'] == 'none' or fields['relpos_dim'] is not None)
+  ),
   published=(*timm.PUBLISHED, *vit.FAMILY.published),
 )

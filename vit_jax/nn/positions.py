@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.nn.layers import MlpBlock
 
 # Position embeddings that are added to tokens.
 ADDED = ('learn', 'learn2d', 'sincos2d')
@@ -136,10 +137,16 @@ class TableOfOffsets(nn.Module):
 
   Attributes:
     grid: (h, w) of the patches.
+    hidden: width of an MLP that computes the rows from the logarithms of dy and dx, as in
+      timm's ViTs with relative positions; the three more rows are then zero. None: the rows
+      are parameters.
+    train: whether the MLP drops hidden channels, at timm's rate.
   """
 
   num_heads: int
   grid: tuple[int, int]
+  hidden: int | None = None
+  train: bool = False
 
   @nn.compact
   def __call__(self, tokens: int):
@@ -147,8 +154,18 @@ class TableOfOffsets(nn.Module):
     h, w = self.grid
     before, pairs = tokens - h * w, (2 * h - 1) * (2 * w - 1)
     rows = pairs + 3 * bool(before)
-    check_rows(self, 'table', rows, axis=-2, grid=self.grid)
-    table = self.param('table', nn.initializers.zeros_init(), (rows, self.num_heads))
+    if self.hidden is None:
+      check_rows(self, 'table', rows, axis=-2, grid=self.grid)
+      table = self.param('table', nn.initializers.zeros_init(), (rows, self.num_heads))
+    else:
+      offsets = np.stack(np.mgrid[1 - h : h, 1 - w : w], axis=-1).reshape(pairs, 2)
+      logs = np.sign(offsets) * np.log1p(np.abs(offsets))
+      init, M = nn.initializers.truncated_normal(0.02), self.num_heads
+      mlp = MlpBlock(
+        self.hidden, 0.125, 'relu', kernel_init=init, outputs=M, name='mlp'
+      )
+      table = mlp(logs.astype(np.float32), train=self.train)
+      table = jnp.pad(table, ((0, rows - pairs), (0, 0)))
     y, x = (n.ravel() for n in np.mgrid[:h, :w])
     index = (y[:, None] - y + h - 1) * (2 * w - 1) + x[:, None] - x + w - 1
     index = np.pad(index, ((before, 0), (before, 0)), constant_values=pairs)

@@ -160,6 +160,8 @@ def _settings(fields: dict, kind: str, usual: dict) -> dict[str, dict]:
   }
   if kind == 'eva':
     return shared | gated | _eva(fields, usual)
+  if kind == 'relpos':
+    return shared | _relpos(fields)
   return shared | (gated | _beit(fields) if kind == 'beit' else _vit(fields))
 
 
@@ -213,4 +215,14 @@ def _beit(fields: dict) -> dict[str, dict]:
       'use_rel_pos_bias': relpos == 'layer',
       'use_shared_rel_pos_bias': relpos == 'shared',
     },
+  }
+
+
+def _relpos(fields: dict) -> dict[str, dict]:
+  dim = fields['relpos_dim']
+  kind = {'rel_pos_type': 'mlp' if dim else 'bias', 'rel_pos_dim': dim}
+  return {
+    'posemb_tokens': {},
+    'relpos': {'shared_rel_pos': fields['relpos'] == 'shared'},
+    'relpos_dim': kind,
   }

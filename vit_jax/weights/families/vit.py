@@ -54,7 +54,7 @@ GOOGLE = table(
     'embedding_norm/{rest}',
     'registers',
     'Transformer/pre_norm/{rest}',
-    'Transformer/relpos/table',
+    'Transformer/relpos/{rest}',
     'Transformer/cls_norm/{rest}',
     'pooled_norm/{rest}',
     'head_dist/{rest}',
@@ -131,7 +131,11 @@ def _variations(flat: dict, heads: int, has) -> dict:
   only_first = scale and second and not has(f'{BLOCK}/LayerScale_1/gamma')
   kernels = (flat.get(f'{ATTENTION.format(i=i)}/key/kernel') for i in range(len(flat)))
   keys = tuple(kernel.shape[1] for kernel in kernels if kernel is not None)
-  relpos = 'layer' if has(f'{BLOCK}/relpos/table') else ''
+  relpos, relpos_dim = '', None
+  for kind, at in (('layer', BLOCK.format(i=0)), ('shared', 'Transformer')):
+    hidden = columns(flat, f'{at}/relpos/mlp/Dense_0/kernel')
+    if hidden or f'{at}/relpos/table' in flat:
+      relpos, relpos_dim = kind, hidden
   branches = has(f'{BLOCK}/MlpBlock_1/Dense_0/kernel')
   fields = {
     'cls_token': f'{MAP}/probe' in flat and 'cls' in flat,
@@ -143,7 +147,8 @@ def _variations(flat: dict, heads: int, has) -> dict:
     'extra_norms': tuple(k for k, norm in _EXTRA_NORMS.items() if has(f'{norm}/scale')),
     'mlp': 'swiglu' if has(f'{MLP}/gate/kernel') else '',
     'rope': 'mixed' if has(f'{BLOCK}/rope/frequencies') else '',
-    'relpos': 'shared' if 'Transformer/relpos/table' in flat else relpos,
+    'relpos': relpos,
+    'relpos_dim': relpos_dim,
     'block': 'branches' if branches else '' if second else 'parallel',
     'kv_heads': keys if {*keys} - {heads} else (),
     'final_norm': 'untied' if has('Transformer/cls_norm/scale') else final,
@@ -322,6 +327,17 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
     rename.merge_heads(f'{attention}.proj', f'{ATTENTION}/out', heads),
     Rule(f'{attention}.relative_position_bias_table', f'{BLOCK}/relpos/table'),
     Rule('rel_pos_bias.relative_position_bias_table', 'Transformer/relpos/table'),
+    [
+      (
+        Rule(f'{theirs}.relative_position_bias_table', f'{ours}/relpos/table'),
+        rename.dense(f'{theirs}.mlp.fc1', f'{ours}/relpos/mlp/Dense_0'),
+        rename.dense(f'{theirs}.mlp.fc2', f'{ours}/relpos/mlp/Dense_1'),
+      )
+      for theirs, ours in (
+        (f'{attention}.rel_pos', BLOCK),
+        ('shared_rel_pos', 'Transformer'),
+      )
+    ],
     Rule('rope.freqs', frequencies, rename.split_layers(heads)) if depth else (),
     rename.join(f'{mlp}.fc1', GATED)
     if fields.get('mlp') == 'swiglu'
@@ -505,6 +521,7 @@ def _timm_write_rules(flat: dict, fields: dict) -> Table:
   other = [regex for regex in _TIMM_BLOCKS.values() if regex != own_block]
   fused, biases = options.get('qkv_fused', True), fields['qkv_bias'] == 'qkv'
   other.append(r'\.ls\d' if kind in ('eva', 'beit') else 'gamma_')
+  other.append(r'(attn|bias)\.relative' if kind == 'relpos' else r'rel_pos\.')
   other.append(r'\.attn\.[qkv]_proj' if fused else r'\.attn\.(qkv\.|[qkv]_bias)')
   other.append(r'attn\.[qkv]_bias|mlp_bias' if biases else r'(qkv|in_proj)\.bias')
   if fields['mlp'] == 'swiglu':
