@@ -22,7 +22,7 @@ def list_models(pattern: str = '*', pretrained: bool = False) -> list[str]:
   from vit_jax.weights import zoo
 
   weights = [*zoo.ENTRIES, *models.names(on_hub=True)]
-  names = weights if pretrained else models.names() + weights
+  names = weights if pretrained else dict.fromkeys(models.names() + weights)
   return fnmatch.filter(names, pattern)
 
 

@@ -34,6 +34,7 @@ GOLDENS = (
   'cascade_mask_rcnn_swin_d2',
   MVIT_D2,
   'mask_rcnn_torchvision',
+  'mask_rcnn_v2_torchvision',
   'cascade_mask_rcnn_swin_mmdet',
 )
 LOSSES = {
@@ -340,7 +341,7 @@ def test_published_systems_have_as_many_parameters_and_cost_as_much(system):
   add('box', stages, box, spec(1000, 7, 7, C), train=False)
   if model.masks:
     heads = stages if model.origin == 'mmdetection' else 1
-    mask = roi_heads.MaskHead(model.mask_norm, model.conv_width, K, np.float32)
+    mask = roi_heads.MaskHead(4, model.mask_norm, model.conv_width, K, np.float32)
     args = spec(100, 14, 14, C), spec(100, dtype=np.int32)
     add('mask', heads, mask, *args, train=False)
     if 'mask' in expected:  # theirs computes all K masks of a box

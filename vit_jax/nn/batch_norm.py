@@ -33,8 +33,12 @@ class BatchNorm(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, x, *, train: bool = False):
+  def __call__(self, x, *, train: bool = False, mask=None):
     """Maps [B, ..., C] to [B, ..., C] of `dtype`.
+
+    Args:
+      mask: bool, the leading axes of x; False leaves elements out of the statistics. If it is
+        False everywhere, nothing is left out.
 
     Raises:
       UserError: in training, if a channel has only one value, whose variance is 0.
@@ -57,11 +61,14 @@ class BatchNorm(nn.Module):
         f'{"/".join(self.path)}: images {x.shape} have one value per channel, whose '
         'variance is 0. Train on larger images, or on larger batches.'
       )
-    now, spread = _moments(x)
+    if mask is not None:
+      mask = jnp.expand_dims(mask | ~mask.any(), tuple(range(mask.ndim, x.ndim)))
+      number = mask.sum() * (number / mask.size)
+    now, spread = _moments(x, mask)
     if self.is_mutable_collection(STATS) and not self.is_initializing():
       # As in PyTorch, a batch is normalised by its own variance, but the running variance
       # averages the unbiased estimate.
-      unbiased = spread * (number / (number - 1))
+      unbiased = spread * (number / jnp.maximum(number - 1, 1))
       for running, new in ((mean, now), (var, unbiased)):
         running.value = self.momentum * running.value + (1 - self.momentum) * new
     return self._normalise(x, now, spread, scale, bias)
@@ -71,12 +78,12 @@ class BatchNorm(nn.Module):
     return ((x.astype(jnp.float32) - mean) * factor + bias).astype(self.dtype)
 
 
-def _moments(x):
+def _moments(x, mask):
   """Returns the mean and variance [C] over all axes but the last, in float32.
 
   The variance is E[x^2] - E[x]^2, which takes one pass over x instead of two.
   """
   axes = tuple(range(x.ndim - 1))
   x = x.astype(jnp.float32)
-  mean, square = x.mean(axes), lax.square(x).mean(axes)
+  mean, square = x.mean(axes, where=mask), lax.square(x).mean(axes, where=mask)
   return mean, jnp.maximum(square - lax.square(mean), 0.0)

@@ -215,7 +215,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
     format, arrays, unused = formats.detect(arrays, config, source)
   check.bind(f'model {format.family}', overrides, models.signature(format.family))
   with name_source(f'{source}, {format.name} {format.family}'):
-    facts = format.facts(config, source)
+    facts = format.facts(config, entry.url if entry else source)
     if facts.pp:
       registry.parse(facts.pp)  # Report a mistake now, not at the first image.
     if not variant and 'act' not in overrides:

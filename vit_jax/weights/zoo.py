@@ -3,7 +3,8 @@
 The entries come from the publishers' lists. vision_transformer's README lists the models of
 "An Image is Worth 16x16 Words" (whose heads over i21k were never released), models trained
 with sharpness-aware minimisation (sam, gsam) and Mixers. timm's registry lists BiT and the
-checkpoints of AugReg (arXiv 2106.10270) that it recommends.
+checkpoints of AugReg (arXiv 2106.10270) that it recommends. Detectors are those of detectron2's
+model zoo and its ViTDet, of torchvision, and of DETR's authors, which can be built.
 """
 
 import contextlib
@@ -17,6 +18,15 @@ from vit_jax import imagenet
 from vit_jax.errors import UserError
 from vit_jax.weights import download, readers, runs
 
+# {address of files: (their format, their licence or None if the publisher states none)}.
+_PUBLISHERS = {
+  'gs://': ('google', 'apache-2.0'),
+  'https://dl.fbaipublicfiles.com/detr/': ('authors', 'apache-2.0'),
+  'https://dl.fbaipublicfiles.com/detectron2/ViTDet/': ('detectron2', None),
+  'https://dl.fbaipublicfiles.com/detectron2/': ('detectron2', 'cc-by-sa-3.0'),
+  'https://download.pytorch.org/': ('torchvision', None),
+}
+
 
 class Entry(NamedTuple):
   """Published weights: their address, their model, and the data they were trained on."""
@@ -25,6 +35,7 @@ class Entry(NamedTuple):
   url: str
   model: str  # a name for `models.build`
   format: str
+  licence: str | None
   resolution: int  # side in pixels of the images on which it was trained last
   classes: int | None  # None: the published head is all zeros
   data: str
@@ -33,8 +44,10 @@ class Entry(NamedTuple):
 def _entries():
   text = Path(__file__).with_suffix('.json').read_text(encoding='utf-8')
   for name, (address, model, resolution, classes, data) in json.loads(text).items():
-    format = 'bit' if model.startswith('bit:') else 'google'
-    yield Entry(name, f'gs://{address}', model, format, resolution, classes, data)
+    url = address if '://' in address else f'gs://{address}'
+    format, licence = next(x for k, x in _PUBLISHERS.items() if url.startswith(k))
+    format = 'bit' if model.startswith('bit:') else format
+    yield Entry(name, url, model, format, licence, resolution, classes, data)
 
 
 ENTRIES = {entry.name: entry for entry in _entries()}
@@ -78,8 +91,8 @@ def find_licence(source: str) -> Licence:
     path = path if source in ENTRIES else download.locate(source)
     if path.is_dir() and (path / 'config.json').is_file():
       config = readers.read_json(path / 'config.json')
-  if not config and _find_entries(source, path):
-    name = 'apache-2.0'  # the licence of every entry of the zoo
+  if not config and (entries := _find_entries(source, path)):
+    name = entries[0].licence
   elif not (name := _read_pretrained_cfg(config).get('license')):
     with contextlib.suppress(OSError, ValueError):  # the card of a hub folder
       text = (path / 'README.md').read_text(encoding='utf-8')

@@ -36,10 +36,10 @@ class FPN(pyramid.Pyramid):
     _check_halves(maps)
     first = pyramid.level_of(stride)
     laterals = {
-      f'p{first + i}': self.conv(1, f'p{first + i}_lateral')(x)
+      f'p{first + i}': self.conv(1, f'p{first + i}_lateral')(x, train=train)
       for i, x in enumerate(maps.values())
     }
-    return self.outputs(pyramid.top_down(laterals), out, features)
+    return self.outputs(pyramid.top_down(laterals), out, features, train)
 
 
 def _check_halves(maps: dict) -> None:

@@ -13,13 +13,22 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.base import Model
+from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.nn.layers import LayerNorm, check_images
 
-NORMS = ('none', 'layer')
+NORMS = ('none', 'layer', 'batch')
+MSRA = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
+
+
+def normalise(x, norm: str, dtype, name: str, **options) -> jax.Array:
+  """Adds a norm of NORMS to a compact module; `options` are those of `BatchNorm`."""
+  if norm == 'layer':
+    return LayerNorm(dtype, name=name)(x)
+  return BatchNorm(dtype=dtype, name=name)(x, **options) if norm == 'batch' else x
 
 
 class ConvNorm(nn.Module):
-  """A convolution, then perhaps a layer norm of the channels at each position.
+  """A convolution, then perhaps a norm of the channels.
 
   Attributes:
     size: side of the kernel, 1 or 3. The map keeps its size.
@@ -32,16 +41,16 @@ class ConvNorm(nn.Module):
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x, *, train: bool):
     x = nn.Conv(
       self.width,
       (self.size, self.size),
       use_bias=self.norm == 'none',
-      kernel_init=nn.initializers.variance_scaling(2.0, 'fan_out', 'normal'),
+      kernel_init=MSRA,
       dtype=self.dtype,
       name='conv',
     )(x)
-    return LayerNorm(self.dtype, name='norm')(x) if self.norm == 'layer' else x
+    return normalise(x, self.norm, self.dtype, 'norm', train=train)
 
 
 class Pyramid(Model):
@@ -94,14 +103,17 @@ class Pyramid(Model):
       )
     return stages, out, inputs.shape[1] / next(iter(stages.values())).shape[1]
 
-  def outputs(self, laterals: dict, out: dict, features: bool):
+  def outputs(self, laterals: dict, out: dict, features: bool, train: bool):
     """Applies the last convolutions; returns (maps, out), the outputs of a pyramid.
 
     Args:
       laterals: {level: map} with `channels` channels each, the finest first.
       features: whether the caller reads more of `out` than the pyramid.
     """
-    levels = {name: self.conv(3, f'{name}_output')(x) for name, x in laterals.items()}
+    levels = {
+      name: self.conv(3, f'{name}_output')(x, train=train)
+      for name, x in laterals.items()
+    }
     if self.extra_level and len(levels) > 1:
       last = list(levels)[-1]
       levels[f'p{int(last[1:]) + 1}'] = levels[last][:, ::2, ::2]

@@ -8,7 +8,7 @@ masks. All shapes are static: lists of boxes are padded, and `valid` marks the r
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.check import Count, Fraction
+from vit_jax.check import Count, Fraction, Range
 from vit_jax.detection import boxes as overlaps
 from vit_jax.detection.models import fpn, pyramid, roi_heads
 from vit_jax.detection.regions import anchors, assign, coding, suppression
@@ -56,18 +56,21 @@ class RCNN(Model):
   anchor_sizes: Sequence[Sequence[float]] = ((32,), (64,), (128,), (256,), (512,))
   ratios: Sequence[float] = (0.5, 1.0, 2.0)  # heights of anchors divided by widths
   rpn_convs: Literal[1, 2] = 1
-  head: Literal[tuple(roi_heads.HEADS)] = '2fc'
+  head: roi_heads.Head = '2fc'
   # Norm after each convolution of box heads, and of mask heads.
-  head_norm: Literal[roi_heads.NORMS] = 'none'
-  mask_norm: Literal[roi_heads.NORMS] = 'none'
+  head_norm: Literal[pyramid.NORMS] = 'none'
+  mask_norm: Literal[pyramid.NORMS] = 'none'
   conv_width: Count = 256  # channels of the convolutions in box and mask heads
   fc_width: Count = 1024
+  mask_convs: Annotated[int, Range(0, 100)] = 4  # number of convolutions in mask heads
+  mask_width: Count | None = None  # their channels; None: `conv_width`
   # whether to predict masks, as Mask R-CNN does and Faster R-CNN does not
   masks: bool = True
   # Minimum IoU with a target that makes a box positive, for each box stage. Three stages,
   # (0.5, 0.6, 0.7), are Cascade R-CNN.
   overlaps: Sequence[Fraction] = (0.5,)
   class_agnostic: bool = False  # whether all classes share one box
+  class_agnostic_masks: bool = False  # whether all classes share one mask
   # Samples of RoIAlign along each axis of a bin. 0: one per cell that the bin covers.
   samples: Literal[0, 2] = 0
   # (side, level): boxes of this side, in pixels, belong to this level of the pyramid.
@@ -262,9 +265,10 @@ class RCNN(Model):
   def _mask_heads(self) -> list[nn.Module]:
     """Makes one mask head, or one per stage if the implementation has several."""
     number = len(self.overlaps) if ORIGINS[self.origin].resampled else 1
-    args = self.mask_norm, self.conv_width, self.num_classes, self.dtype
+    masks = 1 if self.class_agnostic_masks else self.num_classes
+    args = self.mask_norm, self.mask_width or self.conv_width, masks, self.dtype
     return [
-      roi_heads.MaskHead(*args, name=f'mask_head{i}')
+      roi_heads.MaskHead(self.mask_convs, *args, name=f'mask_head{i}')
       for i in range(number if self.masks else 0)
     ]
 
@@ -352,7 +356,7 @@ class RCNN(Model):
       pooled = self._pool(source, rows['boxes'], BOX_BINS)
       if len(heads) > 1:
         pooled = optax.scale_gradient(pooled, origin.stage_gradient)
-      logits, deltas = head(pooled, train=True)
+      logits, deltas = head(pooled, train=True, valid=rows['valid'])
       label = rows['label']
       stages.append({**rows, 'logits': logits, 'deltas': deltas})
       if i < len(mask_heads):
@@ -361,7 +365,7 @@ class RCNN(Model):
         positive = few['valid'] & (few['label'] < self.num_classes)
         pooled = self._pool(source, few['boxes'], MASK_BINS)
         classes = jnp.minimum(few['label'], self.num_classes - 1)
-        logits_of = mask_heads[i](pooled, classes, train=True)
+        logits_of = mask_heads[i](pooled, classes, train=True, valid=positive)
         row = {'logits': logits_of, 'boxes': few['boxes'], 'valid': positive}
         masks.append({**row, 'index': few['index'], 'label': few['label']})
       boxes = self._move(i, rows['boxes'], logits, deltas, sizes, label)
@@ -427,6 +431,85 @@ def _add_targets(rows: dict, targets: dict, targets_first: bool) -> dict:
   return jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *parts)
 
 
+# -- published names ------------------------------------------------------------------
+
+# Fields that published files do not show. Those of detectron2's model zoo have MSRA's ResNets.
+MSRA = dict(stride_first=True)
+DC5 = dict(
+  backbone=MSRA | dict(dilate_first=True, output_stride=16),
+  anchor_sizes=((32, 64, 128, 256, 512),),
+  before=(12_000, 6_000),
+  after=(2_000, 1_000),
+)
+TORCHVISION = dict(origin='torchvision', samples=2, after=(2_000, 1_000))
+# A published window of MViTv2, and of Swin the padding of each stage.
+STAGES = {'swin': dict(borders='pad_always'), 'mvitv2': dict(window=56)}
+# The first words of names.
+_KINDS = {
+  'faster': dict(masks=False, mask_norm='none'),
+  'mask': {},
+  'cascade_mask': dict(overlaps=(0.5, 0.6, 0.7), class_agnostic=True),
+}
+
+
+def _newer_heads(norm: str) -> dict:
+  return dict(rpn_convs=2, head='4conv1fc', head_norm=norm, mask_norm=norm)
+
+
+def _resnet(layers: str, **fields) -> dict:
+  return dict(name='resnet', variant=layers, frozen_norm=True) | fields
+
+
+def _detectron2(kind: str, layers: str, end: str) -> tuple[None, dict]:
+  fields = dict(backbone=dict(name='fpn', backbone=_resnet(layers, **MSRA)))
+  if end == 'DC5':
+    fields = DC5 | dict(backbone=_resnet(layers, **DC5['backbone']))
+  return None, fields | _KINDS[kind]
+
+
+def _batch_norms(layers: str, end: str) -> tuple[None, dict]:
+  resnet = _resnet(layers, **MSRA) | dict(frozen_norm=False)
+  heads = _newer_heads('batch') | (dict(rpn_convs=1) if end == '3x_syncbn' else {})
+  return None, heads | dict(backbone=dict(name='fpn', norm='batch', backbone=resnet))
+
+
+def _vitdet(kind: str, size: str) -> tuple[None, dict]:
+  vitdet = dict(name='vitdet', variant=size.upper())
+  fields = dict(backbone=dict(name='sfp', backbone=vitdet))
+  return None, fields | _newer_heads('layer') | _KINDS[kind]
+
+
+def _stages(name: str, size: str) -> tuple[None, dict]:
+  body = (
+    dict(name=name.removesuffix('v2'), variant=size.upper(), map_norms=True)
+    | STAGES[name]
+  )
+  fields = dict(backbone=dict(name='fpn', norm='layer', backbone=body))
+  return None, fields | _newer_heads('layer') | _KINDS['cascade_mask']
+
+
+def _torchvision(kind: str, second: str | None) -> tuple[None, dict]:
+  pyramid = dict(name='fpn', backbone=_resnet('50', norm_eps=0.0))
+  fields = TORCHVISION | dict(num_classes=90)
+  if second:
+    pyramid = dict(name='fpn', norm='batch', backbone=_resnet('50', frozen_norm=False))
+    fields |= _newer_heads('batch')
+  return None, fields | dict(backbone=pyramid) | _KINDS[kind]
+
+
+# See `Family.published`; the models are those of zoo.json.
+_PUBLISHED = (
+  (r'(faster|mask)_rcnn_R_(50|101)_(FPN|DC5)_[13]x', _detectron2),
+  (r'(cascade_mask)_rcnn_R_(50)_(FPN)_[13]x', _detectron2),
+  (r'mask_rcnn_R_(50|101)_FPN_([124]00ep_LSJ)', _batch_norms),
+  (r'mask_rcnn_R_(50)_FPN_(3x_syncbn)', _batch_norms),
+  (r'(mask|cascade_mask)_rcnn_vitdet_([bl])(?:_100ep)?', _vitdet),
+  (r'(mask|cascade_mask)_rcnn_vitdet_(h)(?:_75ep)?', _vitdet),
+  (r'cascade_mask_rcnn_(swin)_([bl])_in21k(?:_50ep)?', _stages),
+  (r'cascade_mask_rcnn_(mvitv2)_([blh])_in21k(?:_(?:100|50|36)ep)?', _stages),
+  (r'(faster|mask)rcnn_resnet50_fpn(_v2)?', _torchvision),
+)
+
 _TINY_FPN = fpn.FAMILY.tiny[0] | dict(name='fpn')
 
 FAMILY = Family(
@@ -434,6 +517,7 @@ FAMILY = Family(
   variant,
   # Unlike a pyramid, it takes no maps in place of a backbone.
   inputs=lambda fields, size: {},
+  published=_PUBLISHED,
   heads=r'box_head\d+/(classes|deltas)/.*|mask_head\d+/(kernel|bias)',
   outputs='regions',
   tiny=(

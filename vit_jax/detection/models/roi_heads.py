@@ -3,21 +3,29 @@
 Initial values are detectron2's.
 """
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.nn.batch_norm import BatchNorm
-from vit_jax.nn.layers import Dense, LayerNorm
+from vit_jax.detection.models.pyramid import MSRA, NORMS, normalise
+from vit_jax.errors import UserError
+from vit_jax.nn.layers import Dense
 
-NORMS = ('none', 'layer', 'batch')
-# Name -> number of convolutions, and of the dense layers after them.
-HEADS = {'2fc': (0, 2), '4conv1fc': (4, 1)}
 _normal = nn.initializers.normal
-_MSRA = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 _XAVIER = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform')
+
+
+def _check_head(where: str, value: str, section=None) -> None:
+  if not _HEAD.fullmatch(value):
+    raise UserError(f"{where}={value!r}: expected '2fc', '4conv1fc' or other numbers.")
+
+
+_HEAD = re.compile(r'(?:([1-9]\d?)conv)?([1-9])fc')
+# The numbers of convolutions and of dense layers of a box head: '2fc', '4conv1fc'.
+Head = Annotated[str, _check_head]
 
 
 class RPN(nn.Module):
@@ -61,20 +69,17 @@ class Convs(nn.Module):
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x, *, train: bool):
+  def __call__(self, x, *, train: bool, valid):
     for i in range(self.number):
       x = nn.Conv(
         self.width,
         (3, 3),
         use_bias=self.norm == 'none',
-        kernel_init=_MSRA,
+        kernel_init=MSRA,
         dtype=self.dtype,
         name=f'conv{i}',
       )(x)
-      if self.norm == 'layer':
-        x = LayerNorm(self.dtype, name=f'norm{i}')(x)
-      elif self.norm == 'batch':
-        x = BatchNorm(dtype=self.dtype, name=f'norm{i}')(x, train=train)
+      x = normalise(x, self.norm, self.dtype, f'norm{i}', train=train, mask=valid)
       x = nn.relu(x)
     return x
 
@@ -82,7 +87,7 @@ class Convs(nn.Module):
 class BoxHead(nn.Module):
   """Predicts classes and offsets from pooled features; fields as in `RCNN`."""
 
-  head: Literal[tuple(HEADS)]
+  head: Head
   norm: Literal[NORMS]
   conv_width: int
   fc_width: int
@@ -91,14 +96,17 @@ class BoxHead(nn.Module):
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x, *, train: bool):
-    """Maps [B, R, s, s, C] to logits [B, R, K + 1] and offsets [B, R, K or 1, 4]."""
-    convs, dense = HEADS[self.head]
-    x = Convs(convs, self.conv_width, self.norm, self.dtype, name='convs')(
-      x, train=train
+  def __call__(self, x, *, train: bool, valid=None):
+    """Maps [B, R, s, s, C] to logits [B, R, K + 1] and offsets [B, R, K or 1, 4].
+
+    `valid` bool [B, R] are the boxes that count for the statistics of batch norms.
+    """
+    convs, dense = _HEAD.fullmatch(self.head).groups(default=0)
+    x = Convs(int(convs), self.conv_width, self.norm, self.dtype, name='convs')(
+      x, train=train, valid=valid
     )
     x = x.reshape(*x.shape[:2], -1)
-    for i in range(dense):
+    for i in range(int(dense)):
       x = Dense(self.fc_width, kernel_init=_XAVIER, dtype=self.dtype, name=f'dense{i}')(
         x
       )
@@ -115,19 +123,26 @@ class MaskHead(nn.Module):
   The last layer computes only the mask of that class, not all K masks.
   """
 
+  convs: int
   norm: Literal[NORMS]
   width: int
-  num_classes: int
+  num_classes: int  # 1 if all classes share a mask
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x, label: jax.Array, *, train: bool):
-    """Maps [B, R, s, s, C] and classes [B, R] to logits [B, R, 2 s, 2 s]."""
-    x = Convs(4, self.width, self.norm, self.dtype, name='convs')(x, train=train)
+  def __call__(self, x, label: jax.Array, *, train: bool, valid=None):
+    """Maps [B, R, s, s, C] and classes [B, R] to logits [B, R, 2 s, 2 s].
+
+    `valid` as in `BoxHead`.
+    """
+    x = Convs(self.convs, self.width, self.norm, self.dtype, name='convs')(
+      x, train=train, valid=valid
+    )
     x = nn.ConvTranspose(
-      self.width, (2, 2), (2, 2), kernel_init=_MSRA, dtype=self.dtype, name='deconv'
+      self.width, (2, 2), (2, 2), kernel_init=MSRA, dtype=self.dtype, name='deconv'
     )(x)
     x = nn.relu(x).astype(jnp.float32)
+    label = jnp.minimum(label, self.num_classes - 1)
     shape = x.shape[-1], self.num_classes
     kernel = self.param('kernel', _normal(0.001), shape, jnp.float32)
     bias = self.param('bias', nn.initializers.zeros_init(), shape[1:], jnp.float32)

@@ -11,10 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.detection.models import vitdet
-from vit_jax.detection.models.pyramid import NORMS, Pyramid, level_of, top_down
+from vit_jax.detection.models.pyramid import (
+  NORMS,
+  Pyramid,
+  level_of,
+  normalise,
+  top_down,
+)
 from vit_jax.errors import UserError
 from vit_jax.models.base import Family
-from vit_jax.nn.layers import LayerNorm
 
 # Figure 2 of the paper.
 # 'simple' (c): every level comes from the last map.
@@ -46,13 +51,12 @@ class Rescale(nn.Module):
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x, *, train: bool):
     if self.factor == 0.5:
       return nn.max_pool(x, (2, 2), (2, 2))
     for i in range(1, int(np.log2(self.factor)) + 1):
       if i > 1:
-        if self.norm == 'layer':
-          x = LayerNorm(self.dtype, name=f'norm{i - 1}')(x)
+        x = normalise(x, self.norm, self.dtype, f'norm{i - 1}', train=train)
         x = jax.nn.gelu(x, approximate=False)
       x = nn.ConvTranspose(
         x.shape[-1] // 2, (2, 2), (2, 2), dtype=self.dtype, name=f'deconv{i}'
@@ -88,11 +92,11 @@ class SFP(Pyramid):
     laterals = {}
     for factor, x in zip(factors, maps, strict=True):
       name = f'p{level - level_of(factor)}'
-      x = Rescale(factor, self.norm, self.dtype, name=f'{name}_scale')(x)
-      laterals[name] = self.conv(1, f'{name}_lateral')(x)
+      x = Rescale(factor, self.norm, self.dtype, name=f'{name}_scale')(x, train=train)
+      laterals[name] = self.conv(1, f'{name}_lateral')(x, train=train)
     if self.pyramid.startswith('fpn'):
       laterals = top_down(laterals)
-    return self.outputs(laterals, out, features)
+    return self.outputs(laterals, out, features, train)
 
   def _check_scale(self, maps: dict) -> list:
     """Returns the maps; raises UserError if this pyramid cannot be built on them."""

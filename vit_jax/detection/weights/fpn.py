@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 
+from vit_jax import trees
 from vit_jax.detection.weights import vitdet
 from vit_jax.weights import configs, rename
 from vit_jax.weights.formats import Format, Writer
@@ -13,9 +14,8 @@ _SCALES = [4.0, 2.0, 1.0, 0.5]
 
 
 def _conv(theirs: str, ours: str) -> Table:
-  return table(
-    rename.conv(theirs, f'{ours}/conv'), rename.norm(f'{theirs}.norm', f'{ours}/norm')
-  )
+  norm = rename.batch_norm(f'{theirs}.norm', f'{ours}/norm')
+  return table(rename.conv(theirs, f'{ours}/conv'), norm)
 
 
 RULES = table(
@@ -67,6 +67,13 @@ def _levels(names, pattern: str = r'p(\d+)_lateral/conv/kernel') -> list[int]:
   return sorted({int(match[1]) for match in matches if match})
 
 
+def find_norm(flat: dict[str, np.ndarray], name: str) -> str:
+  """Returns which of `pyramid.NORMS` the parameters have under this name."""
+  if f'{trees.STATS}/{name}/mean' in flat:
+    return 'batch'
+  return 'layer' if f'{name}/scale' in flat else 'none'
+
+
 def infer(flat: dict[str, np.ndarray]) -> dict:
   """Infers the fields of a pyramid, except its backbone, from the parameters."""
   levels = _levels(flat)
@@ -74,16 +81,16 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
   return dict(
     backbone=None,
     channels=kernel(levels[0])[3],
-    norm='layer' if f'p{levels[0]}_lateral/norm/scale' in flat else 'none',
+    norm=find_norm(flat, f'p{levels[0]}_lateral/norm'),
     stride=2 ** levels[0],
     in_channels=tuple(kernel(level)[2] for level in levels),
   )
 
 
 def backbone_of(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the parameters under 'backbone/', without that prefix."""
-  prefix = 'backbone/'
-  return {n.removeprefix(prefix): x for n, x in flat.items() if n.startswith(prefix)}
+  """Returns the variables under 'backbone/', without that prefix."""
+  inside = re.compile(f'({trees.STATS}/)?backbone/')
+  return {inside.sub(r'\1', n, 1): x for n, x in flat.items() if inside.match(n)}
 
 
 def infer_sfp(flat: dict[str, np.ndarray]) -> dict:
@@ -112,7 +119,7 @@ def _sfp_facts(config: dict, source: str) -> configs.Facts:
 
 
 def _args(fields: dict) -> dict:
-  norm = {'layer': 'LN', 'none': ''}[fields['norm']]
+  norm = {'layer': 'LN', 'batch': 'BN', 'none': ''}[fields['norm']]
   return {'out_channels': fields['channels'], 'norm': norm}
 
 

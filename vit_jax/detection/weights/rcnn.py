@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.detection.coco import names
+from vit_jax.detection.models.rcnn import DC5, MSRA, STAGES, TORCHVISION
 from vit_jax.detection.weights import fpn
-from vit_jax.detection.weights.fpn import backbone_of
+from vit_jax.detection.weights.fpn import backbone_of, find_norm
 from vit_jax.weights import configs, pipelines, rename
 from vit_jax.weights.families import mvit, resnet, swin
 from vit_jax.weights.formats import TRAINING, Format, Writer
@@ -62,8 +63,8 @@ def _has(arrays, regex: str) -> bool:
   return any(re.fullmatch(regex, name) for name in arrays)
 
 
-def _stages(arrays, regex: str) -> int:
-  """Counts the box heads; the group of `regex` is the index of a head."""
+def _count(arrays, regex: str) -> int:
+  """Counts heads or layers by their names; the group of `regex` is an index."""
   matches = (re.fullmatch(regex, name) for name in arrays)
   return len({match[1] for match in matches if match})
 
@@ -120,8 +121,8 @@ def _detectron2(backbone: Callable) -> Callable:
   """
 
   def rules(arrays, facts) -> Table:
-    number = _stages(arrays, r'roi_heads\.box_predictor\.(\d+)\.cls_score\.bias')
-    number = number or _stages(arrays, r'box_head(\d+)/classes/bias')
+    number = _count(arrays, r'roi_heads\.box_predictor\.(\d+)\.cls_score\.bias')
+    number = number or _count(arrays, r'box_head(\d+)/classes/bias')
     rpn, roi = 'proposal_generator.rpn_head', 'roi_heads'
     several = _has(arrays, r'proposal.*\.conv\.conv1\.bias|rpn/conv1/bias')
     heads = []
@@ -131,7 +132,7 @@ def _detectron2(backbone: Callable) -> Callable:
       heads += [
         _convs(f'{box}.conv{{i+1}}', f'{box}.conv{{i+1}}.norm', ours),
         rename.dense(f'{box}.fc1', f'{ours}/dense0', _flat),
-        rename.dense(f'{box}.fc2', f'{ours}/dense1'),
+        rename.dense(f'{box}.fc{{i+1}}', f'{ours}/dense{{i}}'),
         rename.dense(f'{guess}.cls_score', f'{ours}/classes'),
         rename.dense(f'{guess}.bbox_pred', f'{ours}/deltas'),
       ]
@@ -198,15 +199,24 @@ def _torchvision(arrays, facts) -> Table:
     # torchvision has '.0' since version 0.13.
     for dot in ('.0', '')
   ]
+  fpn_norms = [
+    rename.batch_norm(f'fpn.{x}_blocks.{{i}}.1', f'p{{i+2}}_{y}/norm')
+    for x, y in (('inner', 'lateral'), ('layer', 'output'))
+  ]
   box, mask = 'roi_heads.box_', 'roi_heads.mask_'
+  # The layers of version 2's box head are numbered; one that flattens follows `convs` others.
+  convs = _count(arrays, r'roi_heads\.box_head\.(\d+)\.0\.weight')
   return table(
     nest_rules(resnet.TIMM, 'backbone.body.', 'backbone/backbone/'),
-    nest_rules(table(_number_levels(fpn_rules)), 'backbone.', 'backbone/'),
-    [rename.conv(f'rpn.head.conv{x}', 'rpn/conv0') for x in ('.0.0', '')],
+    nest_rules(_number_levels([fpn_rules, fpn_norms]), 'backbone.', 'backbone/'),
+    rename.conv('rpn.head.conv', 'rpn/conv0'),
+    rename.conv('rpn.head.conv.{i}.0', 'rpn/conv{i}'),
     rename.conv('rpn.head.cls_logits', 'rpn/objectness'),
     rename.conv('rpn.head.bbox_pred', 'rpn/deltas'),
     rename.dense(f'{box}head.fc6', 'box_head0/dense0', _flat),
     rename.dense(f'{box}head.fc7', 'box_head0/dense1'),
+    _convs(f'{box}head.{{i}}.0', f'{box}head.{{i}}.1', 'box_head0'),
+    rename.dense(f'{box}head.{convs + 1}', 'box_head0/dense0', _flat),
     rename.dense(
       f'{box}predictor.cls_score',
       'box_head0/classes',
@@ -219,7 +229,7 @@ def _torchvision(arrays, facts) -> Table:
       _drop_rows(4, rename.dense_kernel),
       _drop_rows(4, rename.same),
     ),
-    rename.conv(f'{mask}head.{{i}}.0', 'mask_head0/convs/conv{i}'),
+    _convs(f'{mask}head.{{i}}.0', f'{mask}head.{{i}}.1', 'mask_head0'),
     rename.conv(f'{mask}head.mask_fcn{{i+1}}', 'mask_head0/convs/conv{i}'),
     rename.dense(
       f'{mask}predictor.conv5_mask', 'mask_head0/deconv', rename.deconv_kernel
@@ -246,7 +256,7 @@ def _number_levels(rules) -> Table:
 
 
 def _mmdetection(arrays, facts) -> Table:
-  number = _stages(arrays, r'roi_head\.bbox_head\.(\d+)\.fc_cls\.bias')
+  number = _count(arrays, r'roi_head\.bbox_head\.(\d+)\.fc_cls\.bias')
   neck = [
     rename.conv(f'neck.{x}_convs.{{i}}.conv', f'p{{i+2}}_{y}/conv')
     for x, y in (('lateral', 'lateral'), ('fpn', 'output'))
@@ -258,6 +268,7 @@ def _mmdetection(arrays, facts) -> Table:
     heads += [
       _convs(f'{convs}.conv', f'{convs}.bn', f'box_head{i}'),
       rename.dense(f'{box}.shared_fcs.0', f'box_head{i}/dense0', _flat),
+      rename.dense(f'{box}.shared_fcs.{{i}}', f'box_head{i}/dense{{i}}'),
       rename.dense(f'{box}.fc_cls', f'box_head{i}/classes'),
       rename.dense(f'{box}.fc_reg', f'box_head{i}/deltas'),
       rename.conv(f'{mask}.convs.{{i}}.conv', f'mask_head{i}/convs/conv{{i}}'),
@@ -279,30 +290,29 @@ def _mmdetection(arrays, facts) -> Table:
 
 def _infer(flat: dict[str, np.ndarray]) -> dict:
   """Infers the model's fields from its parameters."""
-  stages = _stages(flat, r'box_head(\d+)/classes/bias')
+  stages = _count(flat, r'box_head(\d+)/classes/bias')
   classes = flat['box_head0/classes/bias'].size - 1
-  convs, masks = 'box_head0/convs/conv0/kernel', 'mask_head0/kernel'
-
-  def norm(head: str) -> str:
-    if f'batch_stats/{head}/convs/norm0/mean' in flat:
-      return 'batch'
-    return 'layer' if f'{head}/convs/norm0/scale' in flat else 'none'
-
-  widths = [
-    flat[n].shape[3] for n in (convs, convs.replace('box', 'mask')) if n in flat
-  ]
+  convs = _count(flat, r'box_head0/convs/conv(\d+)/kernel')
+  dense = _count(flat, r'box_head0/dense(\d+)/kernel')
+  last, masks = ('box_head0/convs/conv0/kernel', 'mask_head0/deconv/kernel')
+  widths = [flat[n].shape[3] for n in (last, masks) if n in flat] or [256]
   return dict(
     backbone=_backbone(backbone_of(flat)),
     num_classes=classes,
     rpn_convs=1 + ('rpn/conv1/kernel' in flat),
-    head='4conv1fc' if convs in flat else '2fc',
-    head_norm=norm('box_head0'),
-    mask_norm=norm('mask_head0'),
-    conv_width=widths[0] if widths else 256,
+    head=f'{convs}conv{dense}fc' if convs else f'{dense}fc',
+    head_norm=find_norm(flat, 'box_head0/convs/norm0'),
+    mask_norm=find_norm(flat, 'mask_head0/convs/norm0'),
+    conv_width=widths[0],
+    mask_convs=_count(flat, r'mask_head0/convs/conv(\d+)/kernel')
+    if masks in flat
+    else 4,
+    mask_width=widths[-1] if widths[-1] != widths[0] else None,
     fc_width=flat['box_head0/dense0/bias'].size,
     masks=masks in flat,
     overlaps=(0.5, 0.6, 0.7)[:stages],
     class_agnostic=flat['box_head0/deltas/bias'].size == 4 < 4 * classes,
+    class_agnostic_masks=masks in flat and flat['mask_head0/bias'].size < classes,
   )
 
 
@@ -312,14 +322,16 @@ def _backbone(flat: dict[str, np.ndarray]) -> dict:
     return {'name': 'resnet', **resnet.infer(flat), 'frozen_norm': True}
   if 'embedding/kernel' in inside:
     return {'name': 'sfp', **fpn.infer_sfp(flat)}
+  pyramid = fpn.infer(flat) | dict(stride=4, in_channels=())
   if 'stem/norm/scale' in inside and 'stem/embedding/kernel' in inside:
     body = {'name': 'swin', **swin.infer(inside), 'map_norms': True}
-    body['borders'] = 'pad_always'
+    body |= STAGES['swin']
   elif 'stage1_norm/scale' in inside:
     body = {'name': 'mvit', **mvit.infer(inside), 'map_norms': True}
   else:
-    body = {'name': 'resnet', **resnet.infer(inside), 'frozen_norm': True}
-  pyramid = fpn.infer(flat) | dict(stride=4, in_channels=())
+    # Detectors whose pyramids have batch norms train those of the backbone, too.
+    frozen = pyramid['norm'] != 'batch'
+    body = {'name': 'resnet', **resnet.infer(inside), 'frozen_norm': frozen}
   return {'name': 'fpn', **pyramid, 'backbone': body}
 
 
@@ -348,7 +360,7 @@ def _facts(pixels, shorter: int, longest: int, canvas: int, **defaults):
 
 
 def _torchvision_facts(config: dict, source: str) -> configs.Facts:
-  fields = dict(origin='torchvision', samples=2, after=(2_000, 1_000))
+  fields = dict(TORCHVISION)
   # The norms in the files that torchvision published first have no epsilon (`overwrite_eps`).
   if re.fullmatch(r'(faster|mask)rcnn_resnet50_fpn_coco-\w{8}', Path(source).stem):
     fields['backbone'] = {'backbone': {'norm_eps': 0.0}}
@@ -371,13 +383,6 @@ def _config(fields, image_size, class_names) -> dict:
   return {'vit_jax': own | ({'class_names': class_names} if class_names else {})}
 
 
-_MSRA = {'stride_first': True}
-_DC5 = dict(
-  backbone=_MSRA | dict(dilate_first=True, output_stride=16),
-  anchor_sizes=((32, 64, 128, 256, 512),),
-  before=(12_000, 6_000),
-  after=(2_000, 1_000),
-)
 # Shorter side, longest side and canvas of COCO's images.
 _COCO = 800, 1333, 1344
 
@@ -399,9 +404,9 @@ FORMATS = (
   _format(
     r'backbone\.bottom_up\.stem\.conv1\.weight',
     _d2_resnet,
-    _facts(_CAFFE, *_COCO, backbone={'backbone': _MSRA}),
+    _facts(_CAFFE, *_COCO, backbone={'backbone': MSRA}),
   ),
-  _format(r'backbone\.stem\.conv1\.weight', _d2_resnet, _facts(_CAFFE, *_COCO, **_DC5)),
+  _format(r'backbone\.stem\.conv1\.weight', _d2_resnet, _facts(_CAFFE, *_COCO, **DC5)),
   _format(
     r'backbone\.simfp_\d+\.0\.weight', _d2_vitdet, _facts(_USUAL, 1024, 1024, 1024)
   ),
@@ -413,7 +418,7 @@ FORMATS = (
   _format(
     r'backbone\.bottom_up\.blocks\.0\.attn\.pool_q\.weight',
     _d2_mvit,
-    _facts(_USUAL, 1024, 1024, 1024, backbone={'backbone': {'window': 56}}),
+    _facts(_USUAL, 1024, 1024, 1024, backbone={'backbone': STAGES['mvitv2']}),
   ),
   Format(
     name='torchvision',

@@ -129,12 +129,13 @@ def render(record: dict) -> str:
 def zoo() -> tuple[dict, str]:
   """Returns the published weights as (record, text)."""
   entries = list(weights_zoo.ENTRIES.values())
-  rows = [('name', 'model', 'px', 'classes', 'data', 'format')]
+  rows = [('name', 'model', 'px', 'classes', 'data', 'format', 'licence')]
   for e in entries:
     classes = str(e.classes or 'none')
-    rows.append((e.name, e.model, str(e.resolution), classes, e.data, e.format))
+    row = e.name, e.model, str(e.resolution), classes, e.data, e.format
+    rows.append((*row, e.licence or 'not stated'))
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   cells = lambda row: (c.ljust(w) for c, w in zip(row, widths, strict=True))
   lines = ['  '.join(cells(row)).rstrip() for row in rows]
-  lines += ['', 'Pixels in [-1, 1]; Apache-2.0. Classes none: the published head is 0.']
+  lines += ['', "Google's: pixels in [-1, 1]. Classes none: the published head is 0."]
   return {'zoo': [entry._asdict() for entry in entries]}, '\n'.join(lines)
