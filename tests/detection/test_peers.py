@@ -1,5 +1,6 @@
 """Detectors and ViTDet beside transformers; two stages beside torchvision."""
 
+import math
 import shutil
 
 import jax
@@ -10,13 +11,13 @@ from PIL import Image
 import vit_jax
 from tests.support.goldens import path_of
 from tests.support.peers import MARKS, images, randomise
-from vit_jax import weights
+from vit_jax import models, trees, weights
 from vit_jax.detection import inference
 from vit_jax.detection.regions import suppression
 from vit_jax.detection.regions.origins import ORIGINS
 from vit_jax.detection.regions.roi_align import roi_align
 from vit_jax.detection.tasks import rcnn
-from vit_jax.weights import pipelines
+from vit_jax.weights import pipelines, zoo
 
 pytestmark = MARKS
 
@@ -258,6 +259,27 @@ def test_suppression_beside_torchvision(torch, threshold, whole):
       (batched,) = np.nonzero(within[i])
       theirs_ = ops.batched_nms(b, s, c, threshold).numpy()
       np.testing.assert_array_equal(batched, np.sort(theirs_))
+
+
+# -- Two-stage detectors -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize('kind', ['faster', 'mask'])
+@pytest.mark.parametrize('version', ['', '_v2'])
+def test_names_of_torchvision(torch, transformers, tmp_path, kind, version):
+  from torchvision.models import detection
+
+  name = f'{kind}rcnn_resnet50_fpn{version}'
+  model = getattr(detection, name)(weights=None, weights_backbone=None)
+  file = tmp_path / zoo.ENTRIES[name].url.rpartition('/')[2]
+  torch.save(model.state_dict(), file)
+  header, named = weights.read_header(file), models.build(name)
+  assert models.build('rcnn', **header.fields).fields() == named.fields()
+  # Ours have no boxes and masks of the background, which torchvision ignores.
+  background = 4 * 1025 + 257 * named.masks
+  theirs = sum(x.numel() for x in model.parameters()) - background
+  shapes = {k: x for k, x in header.shapes.items() if not trees.is_statistic(k)}
+  assert sum(map(math.prod, shapes.values())) == theirs
 
 
 # -- Training of a two-stage detector -----------------------------------------------------

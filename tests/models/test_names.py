@@ -191,7 +191,12 @@ def test_the_rest_of_timm_is_refused_by_name():
     ('ViT-X_16', ('X/16', 'B/16', 'So400m')),
     ('Mixer-B_0', ('B/0', 'B/16')),
     ('mixr', ('mixr', 'mixer', 'vit_base_patch16_224')),
-    ('swinv2_cr_tiny_ns_224.sw_in1k', ('swinv2_cr_tiny_ns_224', 'swin')),
+    (
+      'swinv2_cr_tiny_ns_224.sw_in1k',
+      ('swinv2_cr_tiny_ns_224', 'not built', 'models.md'),
+    ),
+    ('mask_rcnn_X_101_32x8d_FPN_3x', ('not built', 'mask_rcnn_R_101_FPN_3x')),
+    ('mask_rcnn_R_50_FPN_3X', ('expected one of', 'mask_rcnn_R_50_FPN_3x')),
     (
       'vit_small_patch14_dinov4',
       ("'vit_small_patch14_dinov4'", 'vit_small_patch14_dinov2'),

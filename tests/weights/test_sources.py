@@ -30,8 +30,9 @@ def test_every_name_of_the_zoo_is_a_model_that_builds():
   assert len(zoo.ENTRIES) > 60
   for entry in zoo.ENTRIES.values():
     models.build(entry.model, num_classes=entry.classes)
-    assert entry.url.startswith('gs://')
-    assert entry.url.endswith('.npz')
+    assert entry.url.startswith(('gs://', 'https://'))
+    assert entry.url.endswith(('.npz', '.pkl', '.pth'))
+    assert entry.format != 'google' or entry.url.endswith('.npz')
   assert len({entry.url for entry in zoo.ENTRIES.values()}) == len(zoo.ENTRIES)
 
 
@@ -63,6 +64,7 @@ def test_a_name_of_the_zoo_is_in_the_cache(tmp_path, monkeypatch):
     ('mvitv2_tiny.fb_in1k', ('mvit:T', 'hf:timm/mvitv2_tiny.fb_in1k')),
     ('ViT-S_16', ('vit:S/16', 's16-augreg-i1k-384')),
     ('dinov2_vits14', ('vit:S/14', 'a file of its weights')),
+    ('mask_rcnn_vitdet_b_100ep', ('(rcnn)', "['mask_rcnn_vitdet_b']")),
     ('dinov2_vits14.pth', ('--zoo',)),
     ('no/such/file.npz', ('--zoo',)),
     ('b16-i12k', ('b16-i21k',)),

@@ -30,6 +30,14 @@ MODELS = Registry(
     'mvit': 'vit_jax.models.mvit:FAMILY',
   },
 )
+# Published families that are not built, see docs/guides/models.md.
+_NOT_BUILT = re.compile(
+  r'resnet(\d+(ts|q|_gn|_mlp)|aa|blur|rs|v2_).*|convnext_.*_(ols|rms|hnf).*'
+  r'|(resmlp|swin_s3|swinv2_cr|naflexvit|hiera|xcit|cait|vitamin)_.*'
+  r'|vit_.*_(mci|resnet\d+d)_.*|vit_d(little|p?wee)_.*|(retinanet|fcos|ssd)\w*\d.*'
+  r'|keypoint_?rcnn_.*|\w*rcnn_.*(C4|32x8d|gn|dconv|mobilenet|regnet).*'
+  r'|deformable[_-]detr.*|panoptic_fpn_.*'
+)
 DTYPES = ('float32', 'bfloat16', 'float16')
 
 
@@ -46,6 +54,11 @@ def _facts(name: str):
   if key not in MODELS:
     hubs = (other.removeprefix('hf:') for other in names(on_hub=True))
     near = did_you_mean(name, [*names(), *hubs])
+    if _NOT_BUILT.fullmatch(key):
+      raise UserError(
+        f'Unknown model {name!r}: its family is published, but not built here; '
+        f'docs/guides/models.md lists such families.{near}'
+      )
     raise UserError(
       f'Unknown model {name!r}: expected one of {list(MODELS)}, or a published name such as '
       f"'vit_base_patch16_224' or 'R50+ViT-B_16'.{near}"

@@ -280,10 +280,13 @@ def _check_is_no_model(source: str) -> None:
   family, size, fields = models.parse_name(_strip_tag(source))
   if os.path.exists(source) or family not in models.MODELS or not (size or fields):
     return
-  # Name the zoo's files only if no field but `act` is set: Google's models use the tanh GELU.
-  where = [e.name for e in zoo.ENTRIES.values() if e.model == f'{family}:{size}']
-  where = [] if fields.keys() - {'act'} else where
-  if source.islower() and not hub.published(source):  # timm's names are in lower case.
+  # Google's models use the tanh GELU, so the zoo's files suit a model but for its `act`.
+  model = family, size, {key: x for key, x in fields.items() if key != 'act'}
+  entries = zoo.ENTRIES.values()
+  where = [e.name for e in entries if models.parse_name(e.model) == model]
+  classifies = models.MODELS[family].outputs == 'classes'
+  # timm's names are in lower case.
+  if source.islower() and classifies and not hub.published(source):
     tagged = [
       n for n in models.names(on_hub=True) if n.startswith(f'hf:timm/{source}.')
     ]

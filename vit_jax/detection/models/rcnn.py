@@ -442,8 +442,11 @@ DC5 = dict(
   after=(2_000, 1_000),
 )
 TORCHVISION = dict(origin='torchvision', samples=2, after=(2_000, 1_000))
-# A published window of MViTv2, and of Swin the padding of each stage.
-STAGES = {'swin': dict(borders='pad_always'), 'mvitv2': dict(window=56)}
+# detectron2's Swin and MViTv2 differ in these fields from classifiers of the same sizes.
+STAGES = {
+  'swin': dict(borders='pad_always'),
+  'mvitv2': dict(window=56, expand='attention', classifier='gap'),
+}
 # The first words of names.
 _KINDS = {
   'faster': dict(masks=False, mask_norm='none'),

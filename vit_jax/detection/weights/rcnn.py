@@ -396,7 +396,9 @@ def _format(marker: str, backbone: Callable, facts) -> Format:
     rules=_detectron2(backbone),
     infer=_infer,
     class_names=names.USED,
-    writer=Writer(config=_config, rules=_write_rules),
+    writer=Writer(
+      config=_config, rules=_write_rules, alike=('conv_width', 'mask_width')
+    ),
   )
 
 
