@@ -1,7 +1,7 @@
 """A detector of your own classes, from images with boxes and perhaps masks.
 
   vit_jax train --config=detect:data=yolo:FOLDER                # a small R-CNN from scratch
-  vit_jax train --config=detect:data=yolo:FOLDER,weights=maskrcnn.safetensors
+  vit_jax train --config=detect:data=yolo:FOLDER,weights=maskrcnn_resnet50_fpn
   vit_jax train --config=detect:data=coco:FOLDER,weights=RUN,freeze=backbone,epochs=20
   vit_jax train --config=detect:data=voc:FOLDER,variant=R50-FPN,weights=hf:timm/resnet50.tv_in1k
   vit_jax train --config=detect:debug
@@ -10,11 +10,11 @@
 FOLDER holds the splits `train` and `val`, or add train=NAME,val=NAME. Of a single split add
 train=train[:90%],val=train[90%:].
 
-`weights` is a detector: a file of torchvision, detectron2 or mmdetection, or a run of this or
-another recipe. It names the model and the preparation of pixels, and its heads start afresh
-if it has other classes. For a DETR add task=detect. With variant=R50-FPN, R101-FPN, sfp:B,
-..., see the recipe rcnn_coco, the weights are those of the backbone. Without weights a small
-R-CNN of 1.4 million parameters is trained, which finds simple objects.
+`weights` is a detector: a name of the zoo, a file of torchvision, detectron2 or mmdetection, or a
+run of this or another recipe. It names the model and the preparation of pixels, and its heads
+start afresh if it has other classes. For a DETR add task=detect. With variant=R50-FPN,
+R101-FPN, sfp:B, ..., see the recipe rcnn_coco, the weights are those of the backbone. Without
+weights a small R-CNN of 1.4 million parameters is trained, which finds simple objects.
 
 `res` is the longer side of the canvas in pixels, and `aspect` its width divided by its
 height: aspect=1.5 for photographs, most of which are landscape. Images are resized to fit on

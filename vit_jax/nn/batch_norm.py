@@ -63,12 +63,12 @@ class BatchNorm(nn.Module):
       )
     if mask is not None:
       mask = jnp.expand_dims(mask | ~mask.any(), tuple(range(mask.ndim, x.ndim)))
-      number = mask.sum() * (number / mask.size)
+      number = jnp.maximum(mask.sum() * (number / mask.size), 2)
     now, spread = _moments(x, mask)
     if self.is_mutable_collection(STATS) and not self.is_initializing():
       # As in PyTorch, a batch is normalised by its own variance, but the running variance
       # averages the unbiased estimate.
-      unbiased = spread * (number / jnp.maximum(number - 1, 1))
+      unbiased = spread * (number / (number - 1))
       for running, new in ((mean, now), (var, unbiased)):
         running.value = self.momentum * running.value + (1 - self.momentum) * new
     return self._normalise(x, now, spread, scale, bias)

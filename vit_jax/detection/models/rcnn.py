@@ -471,24 +471,20 @@ def _detectron2(kind: str, layers: str, end: str) -> tuple[None, dict]:
 
 
 def _batch_norms(layers: str, end: str) -> tuple[None, dict]:
-  resnet = _resnet(layers, **MSRA) | dict(frozen_norm=False)
+  resnet = _resnet(layers, frozen_norm=False, **MSRA)
   heads = _newer_heads('batch') | (dict(rpn_convs=1) if end == '3x_syncbn' else {})
   return None, heads | dict(backbone=dict(name='fpn', norm='batch', backbone=resnet))
 
 
 def _vitdet(kind: str, size: str) -> tuple[None, dict]:
-  vitdet = dict(name='vitdet', variant=size.upper())
-  fields = dict(backbone=dict(name='sfp', backbone=vitdet))
-  return None, fields | _newer_heads('layer') | _KINDS[kind]
+  pyramid = dict(name=f'sfp:{size.upper()}')
+  return None, _newer_heads('layer') | _KINDS[kind] | dict(backbone=pyramid)
 
 
 def _stages(name: str, size: str) -> tuple[None, dict]:
-  body = (
-    dict(name=name.removesuffix('v2'), variant=size.upper(), map_norms=True)
-    | STAGES[name]
-  )
-  fields = dict(backbone=dict(name='fpn', norm='layer', backbone=body))
-  return None, fields | _newer_heads('layer') | _KINDS['cascade_mask']
+  body = dict(name=name.removesuffix('v2'), variant=size.upper(), map_norms=True)
+  pyramid = dict(name='fpn', norm='layer', backbone=body | STAGES[name])
+  return None, _newer_heads('layer') | _KINDS['cascade_mask'] | dict(backbone=pyramid)
 
 
 def _torchvision(kind: str, second: str | None) -> tuple[None, dict]:

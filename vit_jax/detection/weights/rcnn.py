@@ -294,9 +294,9 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
   classes = flat['box_head0/classes/bias'].size - 1
   convs = _count(flat, r'box_head0/convs/conv(\d+)/kernel')
   dense = _count(flat, r'box_head0/dense(\d+)/kernel')
-  last, masks = ('box_head0/convs/conv0/kernel', 'mask_head0/deconv/kernel')
-  widths = [flat[n].shape[3] for n in (last, masks) if n in flat] or [256]
-  return dict(
+  first, masks = 'box_head0/convs/conv0/kernel', 'mask_head0/deconv/kernel'
+  widths = [flat[n].shape[3] for n in (first, masks) if n in flat] or [256]
+  fields = dict(
     backbone=_backbone(backbone_of(flat)),
     num_classes=classes,
     rpn_convs=1 + ('rpn/conv1/kernel' in flat),
@@ -304,16 +304,16 @@ def _infer(flat: dict[str, np.ndarray]) -> dict:
     head_norm=find_norm(flat, 'box_head0/convs/norm0'),
     mask_norm=find_norm(flat, 'mask_head0/convs/norm0'),
     conv_width=widths[0],
-    mask_convs=_count(flat, r'mask_head0/convs/conv(\d+)/kernel')
-    if masks in flat
-    else 4,
     mask_width=widths[-1] if widths[-1] != widths[0] else None,
     fc_width=flat['box_head0/dense0/bias'].size,
     masks=masks in flat,
     overlaps=(0.5, 0.6, 0.7)[:stages],
     class_agnostic=flat['box_head0/deltas/bias'].size == 4 < 4 * classes,
-    class_agnostic_masks=masks in flat and flat['mask_head0/bias'].size < classes,
   )
+  if masks in flat:
+    fields['mask_convs'] = _count(flat, r'mask_head0/convs/conv(\d+)/kernel')
+    fields['class_agnostic_masks'] = flat['mask_head0/bias'].size == 1 < classes
+  return fields
 
 
 def _backbone(flat: dict[str, np.ndarray]) -> dict:
