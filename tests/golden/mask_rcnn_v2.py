@@ -1,6 +1,6 @@
-"""Makes tests/golden/twostage/mask_rcnn_v2_torchvision with PyTorch and torchvision.
+"""Makes twostage/mask_rcnn_v2_torchvision, a random narrow model of torchvision.
 
-python tests/support/make_goldens.py
+Run it by the Python of `make peer`: .venv-peer/bin/python tests/golden/mask_rcnn_v2.py
 """
 
 import json
@@ -14,7 +14,7 @@ from torchvision.models import detection, resnet
 from torchvision.models.detection import backbone_utils, faster_rcnn, mask_rcnn, rpn
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
-FOLDER = Path(__file__).parents[1] / 'golden' / 'twostage'
+FOLDER = Path(__file__).parent / 'twostage'
 NAME = 'mask_rcnn_v2_torchvision'
 SIZES, CANVAS, N = [(64, 96), (56, 80)], (64, 96), 3
 ANCHORS = ((12,), (20,), (32,), (48,), (64,))
@@ -77,12 +77,13 @@ def randomise(model) -> None:
         x.copy_(low + torch.rand_like(x))
       for x in (module.bias, module.running_mean):
         x.copy_(0.2 * torch.randn_like(x))
-  for name, factor in (('cls_logits', 30), ('rpn.head.bbox_pred', 30)):
-    for key, x in model.named_parameters():
-      if name in key:
-        x.copy_(factor * 0.01 * torch.randn_like(x))
-  for key, x in model.roi_heads.named_parameters():
-    if 'cls_score' in key or 'mask_fcn_logits' in key:
+  # Predictions differ more than at the start of training, so that rounding decides nothing.
+  for head in (model.rpn.head.cls_logits, model.rpn.head.bbox_pred):
+    for x in head.parameters():
+      x.copy_(0.3 * torch.randn_like(x))
+  roi = model.roi_heads
+  for head in (roi.box_predictor.cls_score, roi.mask_predictor.mask_fcn_logits):
+    for x in head.parameters():
       x.mul_(4)
 
 
@@ -109,13 +110,13 @@ def sample_by_priority(sampler, rng, record: dict, name: str) -> None:
     )
     out = [], []
     for x, row in zip(labels, rows, strict=True):
-      most, left = int(sampler.batch_size_per_image * sampler.positive_fraction), None
+      number = sampler.batch_size_per_image
+      most = int(number * sampler.positive_fraction)
       for part, chosen in ((x >= 1, out[0]), (x == 0, out[1])):
         index = torch.where(part)[0]
-        index = index[torch.from_numpy(row)[index].argsort()]
-        index = index[: most if left is None else left]
-        left = sampler.batch_size_per_image - len(index)
+        index = index[torch.from_numpy(row)[index].argsort()][:most]
         chosen.append(torch.zeros(len(x), dtype=torch.bool).index_fill_(0, index, True))
+        most = number - len(index)
     return out
 
   sampler.sample = sample
