@@ -85,5 +85,6 @@ def _moments(x, mask):
   """
   axes = tuple(range(x.ndim - 1))
   x = x.astype(jnp.float32)
-  mean, square = x.mean(axes, where=mask), lax.square(x).mean(axes, where=mask)
+  mean = jnp.mean(x, axes, where=mask)
+  square = jnp.mean(lax.square(x), axes, where=mask)
   return mean, jnp.maximum(square - lax.square(mean), 0.0)
