@@ -66,7 +66,7 @@ _AVERAGES = r'layer\d+\.0\.downsample\.2\.weight'
 
 def _timm_write_rules(flat, fields) -> Table:
   if fields['anti_alias']:
-    return _timm_clip(_width(flat, _POSITIONS))
+    return _timm_clip(flat)
   return timm(fields['block'], fields['deep_stem'] is not None, fields['avg_down'])
 
 
@@ -75,37 +75,32 @@ _CLIP_STEM = {1: '1', 2: '2', 3: ''}
 # The same for the layers of a block in timm's files of CLIP.
 _CLIP_BLOCK = {'conv1_1x1': '1', 'conv2_kxk': '2', 'conv3_1x1': '3'}
 _CLIP_BLOCK |= {'shortcut.conv': '_proj'}
-_POSITIONS = 'attention_pool/pos_embedding'
+# Tables of positions under our, OpenAI's and timm's names.
+_POSITIONS = ('attention_pool/pos_embedding', 'attnpool.positional_embedding')
+_POSITIONS += ('head.pos_embed',)
 
 
-def _openai_clip(width: int) -> Table:
-  """Makes the rules of CLIP's ResNet in OpenAI's and open_clip's files.
-
-  Args:
-    width: number of channels of the last stage.
-  """
+def _openai_clip(arrays: dict, facts=None) -> Table:
+  """Makes the rules of CLIP's ResNet in OpenAI's and open_clip's files."""
   return table(
     [rename.conv(f'conv{k}', f'stem/conv{ours}') for k, ours in _CLIP_STEM.items()],
     [rename.batch_norm(f'bn{k}', f'stem/norm{ours}') for k, ours in _CLIP_STEM.items()],
     _blocks('bottleneck', avg_down=False),
-    Rule('attnpool.positional_embedding', _POSITIONS, rename.rows),
-    _projections('attnpool.{}_proj', width),
+    Rule('attnpool.positional_embedding', _POSITIONS[0], rename.rows),
+    _projections('attnpool.{}_proj', _width(arrays)),
     rename.dense('attnpool.c_proj', 'head'),
   )
 
 
-def _timm_clip(width: int) -> Table:
-  """Makes the rules of CLIP's ResNet in timm's files.
-
-  Args:
-    width: number of channels of the last stage; 0 if it is pooled by a mean.
-  """
+def _timm_clip(arrays: dict, facts=None) -> Table:
+  """Makes the rules of CLIP's ResNet in timm's files."""
+  width = _width(arrays)
   layers = [(f'stem.conv{k}', 'stem', ours) for k, ours in _CLIP_STEM.items()]
   layers += [(f'stages.{{s}}.{{i}}.{k}', _BLOCK, x) for k, x in _CLIP_BLOCK.items()]
   return table(
     [rename.conv(f'{layer}.conv', f'{ours}/conv{x}') for layer, ours, x in layers],
     [rename.batch_norm(f'{layer}.bn', f'{ours}/norm{x}') for layer, ours, x in layers],
-    Rule('head.pos_embed', _POSITIONS, rename.rows),
+    Rule('head.pos_embed', _POSITIONS[0], rename.rows),
     _projections('head.{}', width),
     rename.dense('head.proj' if width else 'head.fc', 'head'),
   )
@@ -118,9 +113,9 @@ def _projections(theirs: str, width: int) -> Table:
   return table([rename.split_heads(name, ours, heads) for name, ours in names])
 
 
-def _width(arrays: dict, positions: str) -> int:
-  """Returns the channels of a table of positions, or 0 if there is no such table."""
-  return arrays[positions].shape[-1] if positions in arrays else 0
+def _width(arrays: dict) -> int:
+  """Returns the channels of the attention that pools; 0 if the model pools by a mean."""
+  return next((arrays[name].shape[-1] for name in _POSITIONS if name in arrays), 0)
 
 
 _STEM, _LAYER = 'embedder.embedder', 'encoder.stages.{s}.layers.{i}'
@@ -219,16 +214,14 @@ def _check_clip(fields: dict, format: str) -> None:
 def _clip_config(fields, image_size, class_names) -> dict:
   """Writes timm's config of CLIP's ResNets."""
   _check_clip(fields, 'timm')
-  names = {depths: size for size, (depths, *_) in CLIP.items()}
+  sizes = {depths: size for size, (depths, *_) in CLIP.items()}
   # timm rounds other numbers of channels.
   widths = range(8, 2**12, 8)
-  configs.need(fields, 'timm', depths=tuple(names), stem_width=widths)
-  pools = {'attention': ('', 'token'), 'mean': ('_gap', 'avg')}
-  gap, pool = pools[fields['pool']]
-  name, args = f'resnet{names[fields["depths"]]}_clip{gap}', {}
-  args['width_factor'] = fields['stem_width'] / 64
-  if pool == 'token':
-    args['img_size'] = list(image_size)
+  configs.need(fields, 'timm', depths=tuple(sizes), stem_width=widths)
+  name, pool = f'resnet{sizes[fields["depths"]]}_clip', 'token'
+  args = {'width_factor': fields['stem_width'] / 64, 'img_size': list(image_size)}
+  if fields['pool'] == 'mean':
+    name, pool = f'{name}_gap', 'avg'
   return configs.timm_config(name, pool, args, fields, image_size, class_names)
 
 
@@ -272,15 +265,15 @@ def _timm_config(fields, image_size, class_names) -> dict:
 
 
 def _infer_clip(flat: dict) -> dict:
-  pool = 'attention' if _POSITIONS in flat else 'mean'
+  pool = 'attention' if _width(flat) else 'mean'
   return infer(flat) | dict(anti_alias=True, pool=pool)
 
 
 def _clip_grid(flat: dict, fields: dict) -> tuple[int, int] | None:
   """Returns the square grid of the positions; None if there are none."""
-  if _POSITIONS not in flat:
+  if not _width(flat):
     return None
-  side = math.isqrt(flat[_POSITIONS].shape[1] - 1)
+  side = math.isqrt(flat[_POSITIONS[0]].shape[1] - 1)
   return side, side
 
 
@@ -295,12 +288,8 @@ def _clip_tower(model: dict, vision: dict) -> configs.Facts:
   return configs.Facts({})
 
 
-def _clip_rules(arrays, facts) -> Table:
-  return _openai_clip(_width(arrays, 'attnpool.positional_embedding'))
-
-
-def _clip_write_rules(flat, fields) -> Table:
-  return nest_rules(_openai_clip(_width(flat, _POSITIONS)), 'visual.')
+def _open_clip_rules(flat, fields) -> Table:
+  return nest_rules(_openai_clip(flat), 'visual.')
 
 
 # Keys of transformers' config for which only one value is supported.
@@ -356,7 +345,7 @@ FORMATS = (
     when=lambda config, name: bool(
       re.match(r'resnet[\dx]+_clip', str(config.get('architecture', name)))
     ),
-    rules=lambda arrays, facts: _timm_clip(_width(arrays, 'head.pos_embed')),
+    rules=_timm_clip,
     facts=configs.timm(_clip_fields, output_stride=32),
   ),
   # OpenAI's files have the same arrays, but no config.
@@ -364,12 +353,12 @@ FORMATS = (
     name='open_clip',
     marker=r'visual\.attnpool\.positional_embedding',
     within=r'visual\.',
-    rules=_clip_rules,
+    rules=_openai_clip,
     facts=configs.open_clip(_clip_tower, known=('layers', 'width', 'head_width')),
     writer=_writer(
       config=_open_clip_config,
-      rules=_clip_write_rules,
-      buffers=_count_batches(_clip_write_rules),
+      rules=_open_clip_rules,
+      buffers=_count_batches(_open_clip_rules),
     ),
   ),
   _format(
