@@ -25,11 +25,12 @@ def test_arguments_take_the_type_of_their_default():
     ('lr=1e999', ('lr', '1e999', 'float')),
     ('flag=2', ('flag', '2', 'bool')),
     ('debgu', ('debgu', 'debug')),
+    ('epochs=3,steps=5', ('steps=5', 'epochs=3', 'one')),
   ],
 )
 def test_bad_arguments(text, facts):
   with pytest.raises(UserError, match=naming(*facts)):
-    config.parse_arg(text, debug={}, epochs=90, lr=1.0, flag=True)
+    config.parse_arg(text, debug={}, epochs=90, steps=0, lr=1.0, flag=True)
 
 
 def test_overrides():

@@ -53,6 +53,8 @@ REFUSED = [
   (f'{DIGITS} --wrokdir=x', ("'--wrokdir=x'", '--workdir')),
   (f'{DIGITS} --config.optim.lr 1', ("'1'", '--config.KEY=VALUE')),
   (f'{DIGITS} --steps=9', ("'--steps=9'", '"--config.steps"')),
+  (f'{DIGITS} --tune.method=lora', ('mean "--config.tune.method"',)),
+  (f'{DIGITS},tune.method=lora', ("'tune.method=lora'", '--config.tune.method=lora')),
   (f'{DIGITS} --num_workers=9', ('"--config.data.workers"',)),
   (f'{DIGITS} --batchsize 9', ("'--batchsize'", '"--config.data.batch_size"')),
   (f'{KEY}data.batch_size=12', ('batch_size=12', 8)),

@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -53,6 +54,10 @@ class Parser(argparse.ArgumentParser):
     self.add_argument('--import', action=_Import, metavar='FILE.py', help=text)
 
   def error(self, message: str) -> NoReturn:
+    _, found, unknown = message.partition('unrecognized arguments: ')
+    if found:
+      flags = [flag for action in self._actions for flag in action.option_strings]
+      message += f'.{did_you_mean(re.split("[ =]", unknown)[0], flags)}'
     raise UserError(f'{message} (see {self.prog} --help)')
 
 

@@ -34,12 +34,18 @@ def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamesp
     if key == 'debug' and not equals:
       values |= debug
     elif key not in defaults or not equals:
+      near = did_you_mean(key, [*defaults, 'debug'])
+      # Only keys of the config itself have sections.
+      hint = f' Write --config.{item} after a space.' if '.' in key else near
       raise UserError(
         f'Unknown config argument {item!r}: expected "debug", or KEY=VALUE with KEY one of '
-        f'{sorted(defaults)}.{did_you_mean(key, [*defaults, "debug"])}'
+        f'{sorted(defaults)}.{hint}'
       )
     else:
       own[key] = _parse_value(key, text, defaults[key])
+  lengths = [f'{key}={own[key]}' for key in DURATIONS if key in own]
+  if len(lengths) > 1:
+    raise UserError(f'{" and ".join(lengths)} both set the length of a run: keep one.')
   return types.SimpleNamespace(**values | own)
 
 

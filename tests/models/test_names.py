@@ -202,6 +202,7 @@ def test_the_rest_of_timm_is_refused_by_name():
       ("'vit_small_patch14_dinov4'", 'vit_small_patch14_dinov2'),
     ),
     ('ViT-B/16', ('ViT-B/16', 'Did you mean "ViT-B_16"')),
+    ('vit_tiny', ('mean "vit_tiny_patch16_224"',)),
     ('vit_b_16', ('vit_b_16', 'Did you mean "ViT-B_16"')),
     ('vit_base_path16_224', ("'vit_base_path16_224'", 'mean "vit_base_patch16_224"')),
     (

@@ -40,6 +40,8 @@ REFUSED = [
   ('predict', f'token.npz photos {SMALL}', ('(8, 8, 3)', '(32, 32, 3)')),
   ('predict', 'token.npz photos --resolution 6', ('6x6', '8x8')),
   ('predict', 'token.npz photos --draw boxes', ('--draw', 'detectors', 'token.npz')),
+  ('predict', 'token.npz photos --threshold 50', ('--threshold 50', '0 to 1')),
+  ('predict', 'token.npz photos --topk 3', ('--topk 3', 'mean "--top"', '--help')),
   ('predict', 'token.npz photos --csv table.txt', ('--csv', 'table.txt', '.csv')),
   ('predict', 'token.npz photos --csv photos/a.png/t.csv', ('--csv', 'a.png')),
   ('predict', 'token.npz photos --class_names token.npz', ('token.npz', 'UTF-8')),

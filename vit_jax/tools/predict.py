@@ -36,6 +36,9 @@ OPTIONS = Registry('options of predict', {})
 def main(argv: list[str]) -> int:
   """Prints the most probable classes of every image, or its boxes or segments."""
   args = _parser().parse_args(argv)
+  least = args.threshold or 0.0
+  if not 0 <= least <= 1:
+    raise UserError(f'--threshold {least:g}: expected a share, from 0 to 1.')
   paths = find_images(args.images)
   table = args.csv and _check_csv(args.csv)
   from vit_jax import inference
@@ -55,7 +58,6 @@ def main(argv: list[str]) -> int:
   predicted = inference.predict_images(
     loaded, shown, batch_size=args.batch or _BATCH, pp=args.pp
   )
-  least = args.threshold or 0.0
   images = list(_top(paths, predicted, loaded.class_names, args.top or _TOP, least))
   if args.csv:
     out_folder.write_csv(table, _cells(images))

@@ -94,7 +94,10 @@ def _did_you_mean(flag: str, config: dict) -> str:
   keys.sort(key=lambda key: -key.count('.'))
   flags = {f'--{key.rpartition(".")[2]}': f'--config.{key}' for key in keys}
   flags |= {name: name for name in _FLAGS}
-  near = nearest(flag.partition('=')[0], flags, 0.8)
+  name = flag.partition('=')[0]
+  # A key may be absent from this config, such as tune.method.
+  flags |= {name: f'--config.{name.removeprefix("--")}'} if '.' in name else {}
+  near = nearest(name, flags, 0.8)
   return f' Did you mean "{flags[near]}"?' if near else ''
 
 
