@@ -32,10 +32,12 @@ images of 160 x 120 pixels in 300 CPU seconds.
 Smallest slices: v3:2x2 or v5e:2x2.
 """
 
+from pathlib import Path
+
 import ml_collections
 
 from vit_jax.config import parse_arg
-from vit_jax.errors import choose
+from vit_jax.errors import UserError, choose
 
 DEBUG = dict(
   data='digits_canvas',
@@ -84,6 +86,12 @@ def get_config(arg=None):
     dtype='float32',
     seed=0,
   )
+  path = arg.data.removeprefix('folder:')
+  if path and Path(path).is_dir():
+    raise UserError(
+      f'data={arg.data} does not say how boxes are stored: write coco:{path}, yolo:{path} '
+      f'or voc:{path}.'
+    )
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
   if arg.steps:

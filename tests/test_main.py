@@ -55,6 +55,7 @@ REFUSED = [
   (f'{DIGITS} --steps=9', ("'--steps=9'", '"--config.steps"')),
   (f'{DIGITS} --tune.method=lora', ('mean "--config.tune.method"',)),
   (f'{DIGITS},tune.method=lora', ("'tune.method=lora'", '--config.tune.method=lora')),
+  ('--config=folder:data=photos/cat', ('photos/cat/CLASS/1.jpg',)),
   (f'{DIGITS} --num_workers=9', ('"--config.data.workers"',)),
   (f'{DIGITS} --batchsize 9', ("'--batchsize'", '"--config.data.batch_size"')),
   (f'{KEY}data.batch_size=12', ('batch_size=12', 8)),

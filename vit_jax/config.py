@@ -246,9 +246,11 @@ def read(folder: str | Path) -> dict:
   except UserError:
     raise
   except (OSError, ValueError, RecursionError) as error:
+    what = f'{path} is damaged ({one_line(error)})'
+    if isinstance(error, FileNotFoundError):
+      what = f'There is no {path}'
     raise Unreadable(
-      f'{path} is missing or damaged ({one_line(error)}): name the folder of a run, or '
-      'train in another --workdir.'
+      f'{what}: name the folder of a run, or train in another --workdir.'
     ) from None
   return check_written(config, str(path))
 

@@ -95,6 +95,12 @@ def test_boxes_and_detectors_are_refused_by_finetune(arg, facts, tmp_path, monke
     train.train(config.load(f'configs/finetune.py:{arg}'), tmp_path)
 
 
+@pytest.mark.parametrize('data', ['{}', 'folder:{}'])
+def test_a_folder_without_its_format_is_refused_by_detect(data, tmp_path):
+  with pytest.raises(UserError, match=naming(f'yolo:{tmp_path}')):
+    config.load(f'configs/detect.py:data={data.format(tmp_path)}')
+
+
 def named(c):
   """Returns a config; with a model if its weights would name it."""
   if not c.get('weights') or 'name' in c['model']:

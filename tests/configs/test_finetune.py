@@ -146,7 +146,9 @@ def test_splits_of_a_small_data_set(tmp_path, monkeypatch):
 
 def test_colour_weights_take_gray_digits(tmp_path, monkeypatch):
   arg = f'weights={GOLDEN}/vit_google_prelogits.npz,data=digits,res=16,accum=1'
-  with pytest.raises(UserError, match=naming('config.data.pp', "'decode(3)'")):
+  with pytest.raises(
+    UserError, match=naming('config.data.pp', "'decode(3)'", 'channels=3')
+  ):
     train.train(load(arg), tmp_path)
   runs.until_the_first_step(monkeypatch, load(f'{arg},channels=3'), tmp_path)
 

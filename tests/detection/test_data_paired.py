@@ -188,6 +188,12 @@ def test_bad_names(case, tmp_path):
     opened(f'yolo:{tmp_path}')
 
 
+@pytest.mark.parametrize('scheme', ['yolo', 'voc'])
+def test_a_folder_that_is_not_there(scheme, tmp_path):
+  with pytest.raises(UserError, match=f"no such directory: '{tmp_path}/nowhere'"):
+    opened(f'{scheme}:{tmp_path}/nowhere')
+
+
 def test_images_that_cannot_be_read_are_bad_images(tmp_path):
   (tmp_path / 'classes.txt').write_text('cat\ndog')
   add(tmp_path, 'images', 'labels', 'a', LABEL)

@@ -33,7 +33,7 @@ REFUSED = [
   ('bench', 'vit:mu/16 --tune rank=8', ('--tune', 'method')),
   ('bench', 'vit:mu/16 --set num_classes=None --mode train', ('num_classes',)),
   # The tools read the weights, the images and the layer that they are given.
-  ('predict', 'nowhere.npz photos', ("'nowhere.npz'", '--zoo')),
+  ('predict', 'nowhere.npz photos', ("'nowhere.npz' is no file", '--zoo')),
   ('predict', 'headless.npz photos', ('headless.npz', 'head', 'embed')),
   ('predict', 'token.npz drawings', ('drawings', '1 .svg', '.png')),
   ('predict', "token.npz photos --pp 'decode|flip_lr'", ('flip_lr', 'value_range')),
@@ -118,8 +118,8 @@ REFUSED = [
   ('prepare', 'images --from classes --name x --beam_pipeline_options a=b --data_dir D',
    ('--beam_pipeline_options', '--beam_runner')),
   # Pages and pictures.
-  ('report', 'mine', ('mine/config.json',)),
-  ('report', 'nowhere', ('nowhere/config.json',)),
+  ('report', 'mine', ('mine/config.json is damaged',)),
+  ('report', 'nowhere', ('no nowhere/config.json:', 'folder of a run')),
   ('report', 'photos photos', ('twice',)),
   ('report', 'gs://bucket/run --open', ('--open', '--out')),
   ('report', 'photos --out /no/such/page.html', ('/no/such',)),

@@ -181,10 +181,12 @@ def _look_up(source, model: Classes, how: str | None) -> tuple[list | None, str]
     missing = []
   if not missing:
     return [[] if i is None else [i] for i in places], remark
+  # If no class is in the model, a similar name is an accident.
+  hint = did_you_mean(missing[0], model.names) if len(missing) < n else ''
   raise UserError(
-    f'{source.name}: the model, of {K:,} classes, has no class {_describe(missing[0])}, one '
-    f"of {len(missing):,} of {n:,}; set class_map='known' to leave them out, 'number', or a "
-    f'FILE that maps them.{did_you_mean(missing[0], model.names)}'
+    f'{source.name}: {len(missing):,} of its {n:,} classes are none of the {K:,} classes of '
+    f"the model, such as {_describe(missing[0])}; set class_map='known' to leave them out, "
+    f"'number', or a FILE that maps them.{hint}"
   )
 
 

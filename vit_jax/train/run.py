@@ -259,7 +259,8 @@ def _read_weights(header, model, config, frozen) -> dict:
     if channels != header.channels:
       raise UserError(
         f'{header.source} takes {header.channels}-channel images, but config.data.pp '
-        f"gives {channels}: begin it with 'decode({header.channels})'."
+        f"gives {channels}: begin it with 'decode({header.channels})', or add "
+        f'channels={header.channels} to a recipe that has this argument.'
       )
     initial, report = weights.fit_section(header, config['weights'], model, tuple(size))
     print(report, flush=True)

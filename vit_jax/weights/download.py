@@ -62,7 +62,7 @@ def locate(source: str | Path, names: Iterable[str] = ()) -> Path:
   except (OSError, RuntimeError, ValueError) as error:
     raise UserError(f'{one_line(text)} is not a path: {one_line(error)}.') from None
   if not exists:
-    none = f'No file, folder or name of vit_jax inspect --zoo: {text!r}.'
+    none = f'{text!r} is no file, no folder and no name in vit_jax inspect --zoo.'
     file = path.suffix in (*readers.SUFFIXES, '.onnx')
     if not file and re.fullmatch(_HUB_NAME, text) and not path.parent.is_dir():
       return _fetch_hub(f'hf:{text}', f'{none} ')

@@ -201,10 +201,13 @@ def _entries(directory: str) -> tuple[list[str], list[str]]:
 
 def _class_names(directories: dict[str, str]) -> list[str]:
   """Returns the sorted classes: those of the train split if there is one, else of all."""
-  every = [directories['train']] if 'train' in directories else directories.values()
+  every = [directories['train']] if 'train' in directories else [*directories.values()]
   names = sorted({name for directory in every for name in folders(directory)})
   if not names:
-    raise UserError(f'folder: {" and ".join(every)} has no class folders.')
+    raise UserError(
+      f'folder: {" and ".join(every)} has no class folders: put the images of each class '
+      f'into a folder of its own, {every[0]}/CLASS/1.jpg.'
+    )
   return names
 
 

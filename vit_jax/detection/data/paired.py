@@ -163,8 +163,9 @@ class Yolo(Paired):
   exif = True
 
   def find_splits(self, target: str) -> dict[str, tuple[str, ...]]:
+    places = super().find_splits(target)
     self._names = _names_of_yolo(target, self.name)
-    return super().find_splits(target)
+    return places
 
   def _class_names(self) -> list[str]:
     return self._names
