@@ -122,6 +122,11 @@ def test_a_box_is_drawn_where_it_is():
   edges = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
   assert edges == (100, 200, 300, 400)
   assert not green[205:395, 105:295].any()  # not filled
+  # Another box does not cross the label.
+  corners = [(110, 100, 400, 300), (100, 200, 300, 400)]
+  both = np.asarray(drawing.draw(image, corners, ['dog', 'cat'], [1, 2]))
+  label = np.s_[189:196, 100:120]
+  np.testing.assert_array_equal(both[label], pixels[label])
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,13 @@ def draw(
   line, font = max(2, side // 200), ImageFont.load_default(max(12, side * text))
   corners = np.clip(np.reshape(corners, (-1, 4)) * times, 0, np.tile(out.size, 2))
   objects = [*zip(corners.tolist(), labels, numbers, strict=True)]
-  for (left, top, right, bottom), label, number in reversed(objects):
-    colour = _colour(number)
+  for (left, top, right, bottom), _, number in reversed(objects):
     box = left, top, max(left, right - 1), max(top, bottom - 1)
-    pen.rectangle(box, outline=colour, width=line)
-    # The label stands above the box, if there is room.
+    pen.rectangle(box, outline=_colour(number), width=line)
+  # No box crosses a label. A label stands above its box, if there is room.
+  for (left, top, _, _), label, number in reversed(objects):
     place = left, max(top, font.size + 2 * line)
-    pen.rectangle(pen.textbbox(place, label, font, 'lb'), fill=colour)
+    pen.rectangle(pen.textbbox(place, label, font, 'lb'), fill=_colour(number))
     pen.text(place, label, 'black', font, 'lb')
   return out
 
