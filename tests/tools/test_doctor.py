@@ -65,7 +65,7 @@ def test_an_accelerator_that_jax_does_not_see(tmp_path, monkeypatch, capsys):
   assert re.search(r'NVIDIA GPU is here.*\[cuda\]', run(capsys)[1])
 
 
-PARTS = ('one training step', 'device 0', 'jax  ', 'matplotlib')
+PARTS = ('one training step', 'device 0', 'jax  ', 'matplotlib', 'pycocotools')
 
 
 def test_the_verdict_comes_first_and_then_the_next_step(monkeypatch, capsys):

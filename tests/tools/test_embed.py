@@ -386,7 +386,7 @@ def test_groups_are_the_components_of_all_pairs():
   assert 10 < len(set(near.argmax(1))) < 60
 
 
-def test_near_duplicates_are_grouped(folder, tmp_path, call):
+def test_near_duplicates_are_grouped(folder, tmp_path, call, capfd):
   Image.open(folder / '3.png').save(folder / 'sub' / 'copy.png')
   Image.open(folder / '3.png').save(folder / 'worse.jpg', quality=60)
   Image.open(folder / '4.png').save(folder / 'zebra.png')
@@ -399,3 +399,5 @@ def test_near_duplicates_are_grouped(folder, tmp_path, call):
   assert paths == [['3.png', 'sub/copy.png', 'worse.jpg'], ['4.png', 'zebra.png']]
   similar = [x['similarity'] for x in groups[0]['images']]
   assert 0.999 <= similar[2] < similar[1] <= 1.000001
+  assert search.main([str(out), '--near_duplicates', '0.999']) == 0
+  assert '3 images, and how similar each is to the first\n' in capfd.readouterr().out

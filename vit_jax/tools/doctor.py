@@ -29,6 +29,7 @@ OPTIONAL = {
   'tensorflow': ('tf', 'preprocessing, TFRecords'),
   'tensorflow_datasets': ('train', 'data sets by name'),
   'matplotlib': ('plots', 'figures'),
+  'pycocotools': ('detection', "COCO's metric, and masks"),
   'huggingface_hub': ('hub', 'weights from the hub and to it'),
   'tokenizers': ('text', 'texts for CLIP and SigLIP'),
   'sentencepiece': ('text', 'texts for SigLIP'),

@@ -209,7 +209,8 @@ def _link(labels: np.ndarray, rows, columns) -> None:
 
 
 def _render(group: dict) -> str:
-  head = group.get('query', f'{len(group["images"])} images')
+  near = f'{len(group["images"])} images, and how similar each is to the first'
+  head = group.get('query', near)
   rows = [f'{row["similarity"]:6.3f}  {row["path"]}' for row in group['images']]
   rows += [f'no features: {group["error"]}'] if 'error' in group else []
   return '\n  '.join(map(printable, [head, *rows]))
