@@ -13,9 +13,10 @@ px, a new head of zeros, no pre_logits. Steps are the paper's. Rates are from th
 its grids, {.003, .01, .03, .06} for imagenet and {.001, .003, .01, .03} for the others.
 Choose the rate by the val split, then train with final=True on all of the training data and
 read the test accuracy. keep_head=True keeps the head, for the same classes at another
-resolution. channels=3 is for digits with weights of colour images. The weights determine the
-mean and deviation of pixels, the interpolation and the central crop. If they do not,
-preprocessing is as in the paper: [-1, 1] and a resize. With fewer steps the warmup is
+resolution. channels=3 is for digits with weights of colour images, and channels=1 for
+photographs with weights of gray ones. The weights determine the mean and deviation of pixels,
+the interpolation and the central crop. If they do not, preprocessing is as in the paper:
+[-1, 1] and a resize. With fewer steps the warmup is
 shortened in proportion, unless warmup=N sets it. RUN@best is the step with the best accuracy
 on val; a run with final=True has none.
 
