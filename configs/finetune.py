@@ -16,9 +16,8 @@ read the test accuracy. keep_head=True keeps the head, for the same classes at a
 resolution. channels=3 is for digits with weights of colour images, and channels=1 for
 photographs with weights of gray ones. The weights determine the mean and deviation of pixels,
 the interpolation and the central crop. If they do not, preprocessing is as in the paper:
-[-1, 1] and a resize. With fewer steps the warmup is
-shortened in proportion, unless warmup=N sets it. RUN@best is the step with the best accuracy
-on val; a run with final=True has none.
+[-1, 1] and a resize. With fewer steps the warmup is shortened in proportion, unless warmup=N
+sets it. RUN@best is the step with the best accuracy on val; a run with final=True has none.
 
 With --config.tune.method=linear, a head alone, the rate is 0.1. epochs=N sets the length in
 passes over the images; a tenth is then warmup.
