@@ -269,7 +269,7 @@ def test_open_clip_reads_what_is_written(name, fields, tmp_path):
   weights.write(weights.read(path_of(name), **fields), tmp_path / 'a', 'open_clip')
   model = open_clip.create_model(f'local-dir:{tmp_path / "a"}').eval()
   expected = dict(np.load(GOLDEN / f'{name}.expected.npz'))
-  images = torch.from_numpy(expected['image'].transpose(0, 3, 1, 2).copy())
+  images = torch.from_numpy(expected['image'].transpose(0, 3, 1, 2).copy()).float()
   with torch.no_grad():
     image = model.encode_image(images).numpy()
     text = model.encode_text(torch.from_numpy(expected['input_ids'])).numpy()
