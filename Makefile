@@ -118,7 +118,7 @@ $(VENV)/.installed-peer: $(METADATA) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-tpu: $(METADATA) | $(BIN)/python
-	$(call install,tpu$(comma)dev)
+	$(call install,tf$(comma)tpu$(comma)dev)
 	@touch $@
 
 $(VENV)/.installed-beam: $(METADATA) | $(BIN)/python

@@ -178,6 +178,12 @@ def test_the_estimate_of_a_program():
   assert tpu.cycles(moved, V3) == 10 * 100 + 10 + 5 + 7
 
 
+def test_collectives_of_a_program():
+  assert tpu.collectives(PROGRAM) == {'all-reduce': 1}
+  fused = PROGRAM.replace('%f.1 = ', '%async-collective-start.1 = ')
+  assert tpu.collectives(fused) == {'all-reduce': 1, 'async-collective-start': 10}
+
+
 def test_both_rulers():
   rulers = importlib.import_module('rulers')
   array = 2 * 64 * 200 * 768 / V3.bytes_per_cycle  # cycles to move it once

@@ -12,9 +12,23 @@ from vit_jax import files, machine, sharding
 from vit_jax.errors import OutOfMemory
 from vit_jax.train.workdir import LocalFolder
 
-# By default, XLA leaves matrix products on CPUs to YNNPACK. Eigen is up to 1.35 times as fast
-# at the shapes of a ViT (benchmarks/NOTES.md). This option leaves only reductions to YNNPACK.
-_CPU_OPTIONS = {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_REDUCE'}
+# Compiler options by platform, and by kind of device.
+_OPTIONS = {
+  # By default, XLA leaves matrix products on CPUs to YNNPACK. Eigen is up to 1.35 times as fast
+  # at the shapes of a ViT (benchmarks/NOTES.md). This option leaves only reductions to YNNPACK.
+  'cpu': {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_REDUCE'},
+  # Under fsdp, XLA would cut a product into a piece for each chip, too small for a matrix
+  # unit. Gathering the parameters takes a quarter of the cycles (docs/speed.md).
+  'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'},
+  # Sum a gradient over the chips while the next product runs. XLA would join the sums of a
+  # block into one, which then has to wait for all of them: join only small ones. The compiler
+  # supports this on v5e alone.
+  'TPU v5 lite': {
+    'xla_enable_async_all_reduce': 'true',
+    'xla_tpu_enable_async_collective_fusion_fuse_all_reduce': 'true',
+    'xla_jf_crs_combiner_threshold_in_bytes': '1048576',
+  },
+}
 # Number of steps that the host may run ahead of the device: enough to keep it busy, and few
 # enough to notice a sequence of bad steps at once.
 MAX_IN_FLIGHT = 2
@@ -42,9 +56,14 @@ SMALLER = (
 )
 
 
-def options() -> dict[str, str]:
-  """Returns the `compiler_options` of `jax.jit` that make a model fast on this platform."""
-  return dict(_CPU_OPTIONS) if jax.default_backend() == 'cpu' else {}
+def options(device=None) -> dict[str, str]:
+  """Returns the `compiler_options` of `jax.jit` that make a model fast.
+
+  Args:
+    device: of the kind to compile for; by default the first of this process.
+  """
+  device = device or jax.devices()[0]
+  return _OPTIONS.get(device.platform, {}) | _OPTIONS.get(device.device_kind, {})
 
 
 def enable_compilation_cache() -> None:

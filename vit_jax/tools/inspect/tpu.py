@@ -119,7 +119,13 @@ def devices(text: str) -> list:
   return list(described.devices)
 
 
-def compiled(lowered, slice: str, read: Callable[..., dict], *more: str) -> dict:
+def compiled(
+  lowered,
+  slice: str,
+  read: Callable[..., dict],
+  options: dict[str, str],
+  more: str = '',
+) -> dict:
   """Compiles a lowered program; returns the facts that `read` takes from the compiled one.
 
   They are cached, because JAX's own cache cannot load programs for devices that are not
@@ -127,19 +133,20 @@ def compiled(lowered, slice: str, read: Callable[..., dict], *more: str) -> dict
 
   Args:
     read: returns values that JSON can express.
+    options: of the compiler.
     more: names anything else that the facts depend on.
   """
   versions = (f'{x} {importlib.metadata.version(x)}' for x in ('jax', 'libtpu'))
   flags = (os.environ.get(name, '') for name in ('XLA_FLAGS', 'LIBTPU_INIT_ARGS'))
   # Where and whether the compiler dumps files makes no difference to the program.
   flags = (re.sub(r'--xla_\w*dump\S*', '', text) for text in flags)
-  key = '\n'.join([slice, *versions, *flags, *more, lowered.as_text()])
+  key = '\n'.join([slice, *versions, *flags, repr(options), more, lowered.as_text()])
   name = f'{slice}-{hashlib.sha256(key.encode()).hexdigest()}.json.gz'.replace(':', '-')
   file = files.cache_dir() / 'programs' / name
   if file.exists():
     return json.loads(gzip.decompress(file.read_bytes()))
   print(f'Compiling for {slice}: minutes.', file=sys.stderr, flush=True)
-  facts = read(lowered.compile())
+  facts = read(lowered.compile(options))
   file.parent.mkdir(parents=True, exist_ok=True)
   files.replace(file, gzip.compress(json.dumps(facts).encode()))
   return facts
@@ -150,7 +157,8 @@ def inspect(config: dict, record: dict, text: str) -> dict:
 
   Returns:
     tpu, devices, mesh and hbm; bytes, temp_bytes and argument_bytes of a device; cycles of
-    a step; step_s, at the clock that the vendor's peak implies; hours of the whole run.
+    a step, and its `collectives`; step_s, at the clock that the vendor's peak implies; hours
+    of the whole run.
 
   Raises:
     UserError: if the step does not fit into the memory of a device.
@@ -175,7 +183,8 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   used = kernels.using(*kernels.KERNELS)
   read = lambda program: {'text': program.as_text(), **runtime.memory(program)}
   with jax.set_mesh(mesh), used, runtime.report_out_of_memory(too_large):
-    memory = compiled(trainer.lower(), f'{name}:{shape}', read)
+    options = runtime.options(described[0])
+    memory = compiled(trainer.lower(), f'{name}:{shape}', read, options)
   text = memory.pop('text')
   # libtpu does not reject all programs that are too large.
   if memory['bytes'] > generation.hbm:
@@ -189,6 +198,7 @@ def inspect(config: dict, record: dict, text: str) -> dict:
     'hbm': generation.hbm,
     **memory,
     'cycles': work,
+    'collectives': collectives(text),
     'step_s': seconds,
     'hours': seconds * record['steps'] / 3600,
   }
@@ -202,15 +212,17 @@ def render(record: dict) -> str:
     'slice': f'{record["tpu"]}, {record["devices"]:,} devices ({axes})',
     'memory of a device': f'{gib("bytes")} of {record["hbm"] / _GIB:g}: fits '
     f'(temporaries {gib("temp_bytes")})',
+    'collectives': ', '.join(f'{n:,} {x}' for x, n in record['collectives'].items()),
     'a step': f'{record["cycles"] / 1e6:,.1f} M cycles, {1e3 * record["step_s"]:,.1f} ms',
     'whole run': f'{record["hours"]:.3g} hours',
   }
-  lines = [f'  {label:<22}{value}' for label, value in rows.items()]
+  lines = [f'  {label:<22}{value}' for label, value in rows.items() if value]
   lines += [
     '',
-    "  Memory is exact. Time is XLA's estimate, without input, host, copies",
+    "  Memory is exact. Time is XLA's estimate, without input, host, copies and",
+    '  collectives, of which those that end in -start run beside other operations.',
   ]
-  return '\n'.join([*lines, '  and interconnect.'])
+  return '\n'.join(lines)
 
 
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{\s*$')
@@ -224,8 +236,47 @@ _CALLED = re.compile(
 )
 
 
+# Collectives by their opcode; those that XLA fused with other work, by their name.
+_COLLECTIVE = re.compile(
+  r' ((?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?)\('
+  r'|^ +(?:ROOT )?%(async-collective-start)[\w.]* = ',
+  re.MULTILINE,
+)
+
+
 def cycles(text: str, generation: Generation) -> int:
   """Sums the estimated cycles in a program's text; a loop's body counts once per iteration."""
+
+  def cost(line: str) -> int:
+    if estimate := _ESTIMATE.search(line):
+      return int(estimate[1])
+    if not (declared := _DECLARED.search(line)):
+      return 0
+    work = {key: float(value) for key, value in json.loads(declared[1]).items()}
+    moved = work.get('bytes_accessed', 0) / generation.bytes_per_cycle
+    return math.ceil(max(moved, work.get('flops', 0) / generation.ops_per_cycle))
+
+  return _total(text, cost)
+
+
+def collectives(text: str) -> dict[str, int]:
+  """Counts the collectives of a program's text by name, as often as they run.
+
+  Those that end in '-start' run beside other operations; the others run alone.
+  """
+  counts = {}
+  for name in sorted({a or b for a, b in _COLLECTIVE.findall(text)}):
+
+    def cost(line: str, name=name) -> int:
+      match = _COLLECTIVE.search(line)
+      return match is not None and name in match.groups()
+
+    counts[name] = _total(text, cost)
+  return {name: count for name, count in counts.items() if count}
+
+
+def _total(text: str, cost: Callable[[str], int]) -> int:
+  """Sums the cost of the lines of a program's text, times the iterations of their loops."""
   own, called, constants, name, entry = {}, {}, {}, '', ''
   # The metadata of a kernel stands on lines of its own: join them.
   text = re.sub(r'kernel_metadata=\{\n(.*)\n\}', r'kernel_metadata={\1}', text)
@@ -234,15 +285,9 @@ def cycles(text: str, generation: Generation) -> int:
       name = head[2]
       own[name], called[name], constants[name] = 0, [], []
       entry = name if head[1] else entry
-    elif estimate := _ESTIMATE.search(line):
-      own[name] += int(estimate[1])
-    elif declared := _DECLARED.search(line):
-      cost = {key: float(value) for key, value in json.loads(declared[1]).items()}
-      moved = cost.get('bytes_accessed', 0) / generation.bytes_per_cycle
-      own[name] += math.ceil(
-        max(moved, cost.get('flops', 0) / generation.ops_per_cycle)
-      )
-    elif loop := _LOOP.search(line):
+      continue
+    own[name] = own.get(name, 0) + cost(line)
+    if loop := _LOOP.search(line):
       # If the number of iterations is not given, it is the only constant of the condition.
       trips = _TRIPS.search(line)
       turns = [int(trips[1])] if trips else constants[loop[1]]
