@@ -671,7 +671,7 @@ SAVED = {'in_chans': 3, 'num_classes': 10, 'img_size': [64, 64], 'drop_path_rate
   ('family', 'args'),
   [
     ('convnext', {'output_stride': 16}),
-    ('convnext', {'norm_eps': 1e-2}),
+    ('convnext', {'kernel_sizes': 5}),
     ('bit', {'output_stride': 16}),
     ('bit', {'avg_down': True}),
     ('vit', {'global_pool': 'avgmax'}),
