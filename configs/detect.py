@@ -17,10 +17,11 @@ R101-FPN, sfp:B, ..., see the recipe rcnn_coco, the weights are those of the bac
 weights a small R-CNN of 1.4 million parameters is trained, which finds simple objects.
 
 `res` is the longer side of the canvas in pixels, and `aspect` its width divided by its
-height: aspect=1.5 for photographs, most of which are landscape. Images are resized to fit on
-it, in training to 0.5 to 1.5 times that size, and cropped. masks=True trains masks too, if
-the data has them. freeze=stem keeps the parameters of a ResNet's stem and first stage, as
-detectron2 does, and freeze=backbone those of the whole network below the pyramid.
+height, by default that of the training images; of both landscapes and portraits a square.
+Images are resized to fit on it, in training to 0.5 to 1.5 times that size, and cropped.
+masks=True trains masks too, if the data has them. freeze=stem keeps the parameters of a
+ResNet's stem and first stage, as detectron2 does, and freeze=backbone those of the whole
+network below the pyramid.
 
 AdamW with gradients clipped at norm 1 and a cosine after a warmup of a twentieth of the run.
 The rate is 1e-4 with weights, and 1e-3 without. `epochs` counts passes through the data;
@@ -32,11 +33,14 @@ images of 160 x 120 pixels in 300 CPU seconds.
 Smallest slices: v3:2x2 or v5e:2x2.
 """
 
+import contextlib
 from pathlib import Path
 
 import ml_collections
+import numpy as np
 
 from vit_jax.config import parse_arg
+from vit_jax.data import sources
 from vit_jax.errors import UserError, choose
 
 DEBUG = dict(
@@ -59,6 +63,19 @@ FREEZE = {
 }
 
 
+def usual_aspect(data: str, split: str) -> float:
+  """Returns width / height of the canvas that follows the images of a split.
+
+  Along each side it holds nine tenths of the images, whose longer sides are equal.
+  """
+  if data.partition(':')[0] in ('coco', 'yolo', 'voc'):
+    with contextlib.suppress(UserError):  # The run reports it.
+      sizes = sources.build(data, split).truth().sizes
+      height, width = np.quantile(sizes / sizes.max(1, keepdims=True), 0.9, axis=0)
+      return width / height
+  return 1.0
+
+
 def get_config(arg=None):
   arg = parse_arg(
     arg,
@@ -72,7 +89,8 @@ def get_config(arg=None):
     masks=False,
     freeze='',
     res=512,
-    aspect=1.0,
+    # 0: that of the training images.
+    aspect=0.0,
     channels=3,
     # The most boxes of an image.
     boxes=100,
@@ -120,7 +138,8 @@ def get_config(arg=None):
     c.tune = dict(method='rules', train=[choose('freeze', arg.freeze, FREEZE)])
 
   # The canvas is a multiple of the coarsest map's stride.
-  sides = arg.res / max(arg.aspect, 1), arg.res * min(arg.aspect, 1)
+  aspect = arg.aspect or usual_aspect(arg.data, arg.train)
+  sides = arg.res / max(aspect, 1), arg.res * min(aspect, 1)
   canvas = tuple(max(round(side / 32), 1) * 32 for side in sides)
   # A mirrored 2 is not a 2.
   flip = '' if arg.data == 'digits_canvas' else '|flip_lr'

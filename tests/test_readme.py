@@ -47,7 +47,7 @@ def tuned(folder):
 def detector(folder):
   """Adds the images and the run of the tutorial on detectors, cut short, to the folder."""
   path = documents.DOCS / 'tutorials' / 'detect.md'
-  c = config.load('configs/detect.py:data=yolo:things,res=160,aspect=1.33,steps=2')
+  c = config.load('configs/detect.py:data=yolo:things,res=160,steps=2')
   with contextlib.chdir(folder):
     exec(compile(documents.blocks(path, 'python')[0], 'images', 'exec'), {})
     train.train(c, folder / 'runs' / 'things')

@@ -1,5 +1,6 @@
 """Every recipe in configs/, by its file, so that a new one is tested as it is added."""
 
+import json
 import re
 import shlex
 
@@ -80,6 +81,33 @@ def test_a_detector_starts_with_heads_for_the_classes_of_the_data(
   box, more = r'box_head0/[\w/]+', ' and 2 more' if masks else ''
   assert re.fullmatch(f'{box}(, {box}){{3}}{more}', line)
   assert 'rcnn R50-FPN' not in out
+
+
+# {(height, width): number of images} -> the canvas.
+CANVASES = [
+  ({(120, 160): 9, (160, 120): 1}, '', '(128, 160)'),
+  ({(120, 160): 6, (160, 120): 4}, '', '(160, 160)'),
+  ({(120, 160): 9, (160, 120): 1}, ',aspect=0.5', '(160, 64)'),
+  ({}, '', '(160, 160)'),
+]
+
+
+@pytest.mark.parametrize(('sizes', 'more', 'canvas'), CANVASES)
+def test_the_canvas_of_a_detector_follows_the_images(sizes, more, canvas, tmp_path):
+  every = [size for size, number in sizes.items() for _ in range(number)]
+  images = [
+    {'id': i, 'file_name': f'{i}.png', 'height': height, 'width': width}
+    for i, (height, width) in enumerate(every)
+  ]
+  for folder in ('train', 'annotations'):
+    (tmp_path / folder).mkdir()
+  for image in images:
+    (tmp_path / 'train' / image['file_name']).touch()
+  content = {'images': images, 'categories': [], 'annotations': []}
+  file = tmp_path / 'annotations' / 'instances_train.json'
+  file.write_text(json.dumps(content if images else {}))
+  c = config.load(f'detect:data=coco:{tmp_path},res=160{more}')
+  assert f'|canvas({canvas})|' in c['data']['pp']
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Detectors and ViTDet beside transformers; two stages beside torchvision."""
 
+import json
 import math
 import shutil
 
@@ -10,7 +11,7 @@ from PIL import Image
 
 import vit_jax
 from tests.support.goldens import path_of
-from tests.support.peers import MARKS, images, randomise
+from tests.support.peers import MARKS, images, randomise, save_timm
 from vit_jax import models, trees, weights
 from vit_jax.detection import inference
 from vit_jax.detection.regions import suppression
@@ -186,6 +187,67 @@ def test_transformers_vitdet_both_ways(torch, transformers, tmp_path, window):
   assert not info['missing_keys']
   assert not info['unexpected_keys']
   close(map_of(torch, loaded, x))
+
+
+# The goldens of SAM are models like these.
+SAM = dict(num_heads=2, window_size=3, patch_size=4)
+TIMM_SAMS = {
+  'samvit_base_patch16': dict(neck_chans=8, num_classes=0),
+  'samvit_large_patch16': dict(neck_chans=8, num_classes=5, norm_layer=''),
+  'samvit_base_patch16_224': dict(num_classes=5),
+}
+
+
+@pytest.mark.parametrize('name', TIMM_SAMS)
+def test_timm_sam_both_ways(torch, timm, tmp_path, name):
+  args = SAM | dict(img_size=32, embed_dim=16, depth=3, mlp_ratio=2.0)
+  args |= dict(global_attn_indexes=[1])
+  args |= TIMM_SAMS[name]
+  model = randomise(torch, timm.create_model(name, **args))
+  folder, classes = save_timm(tmp_path / 'timm', model), args.pop('num_classes')
+  config = json.loads((folder / 'config.json').read_text())
+  config |= {'num_classes': classes, 'model_args': args}
+  (folder / 'config.json').write_text(json.dumps(config))
+  weights.write(weights.read(folder), tmp_path / 'back', 'timm')
+  again = timm.create_model(f'local-dir:{tmp_path / "back"}', pretrained=True).eval()
+  for size in (32, (20, 48)):
+    x = images(size)
+    expected = model(nchw(torch, x)).numpy()
+    loaded = vit_jax.load(folder)
+    logits, out = jax.jit(loaded.model.apply)(loaded.variables, x)
+    agree_with = logits if model.num_classes else out['pre_logits']
+    np.testing.assert_allclose(agree_with, expected, rtol=0, atol=2e-5)
+    np.testing.assert_array_equal(again(nchw(torch, x)).numpy(), expected)
+
+
+def test_transformers_sam_both_ways(torch, transformers, tmp_path):
+  config = transformers.SamVisionConfig(
+    hidden_size=16,
+    output_channels=8,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    image_size=32,
+    patch_size=4,
+    window_size=3,
+    global_attn_indexes=[1],
+    mlp_dim=32,
+  )
+  model = randomise(torch, transformers.SamVisionModel(config))
+  model.save_pretrained(tmp_path / 'hf')
+  x = images(32)
+  expected = model(nchw(torch, x)).last_hidden_state.numpy()
+  loaded = vit_jax.load(tmp_path / 'hf')
+  _, out = jax.jit(loaded.model.apply)(loaded.variables, x)
+  np.testing.assert_allclose(
+    np.moveaxis(out['neck'], -1, 1), expected, rtol=0, atol=2e-5
+  )
+  weights.write(weights.read(tmp_path / 'hf'), tmp_path / 'back', 'hf')
+  again, info = transformers.SamVisionModel.from_pretrained(
+    tmp_path / 'back', output_loading_info=True
+  )
+  assert not any(info[key] for key in ('missing_keys', 'unexpected_keys'))
+  ours = again.eval()(nchw(torch, x)).last_hidden_state.numpy()
+  np.testing.assert_array_equal(ours, expected)
 
 
 # -- RoIAlign -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shutil
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -87,11 +88,20 @@ def test_the_threshold(data, capsys):
   assert re.search('no box.* 0.99', out)
 
 
-def test_the_text(folder, capsys):
-  out = run(predict.main, capsys, folder)
+def test_the_text_and_the_table(folder, tmp_path, capsys):
+  table = tmp_path / 'new' / 'boxes.csv'
+  out = run(predict.main, capsys, folder, '--csv', table)
   box = r'1\.png \(64 x 64 pixels\)\n +94\.8 %  dog( +\d+\.\d){4}\n'
   assert re.search(box, out)
   assert re.search(r'bad\.png\n  not read: ', out)
+  with table.open() as file:
+    rows = {Path(row['image']).name: row for row in csv.DictReader(file)}
+  row = rows['1.png']
+  corners = ' +'.join(row[key].replace('.', r'\.') for key in ('x0', 'y0', 'x1', 'y1'))
+  assert re.search(rf'1\.png .*\n +94\.8 %  dog +{corners}\n', out)
+  assert (row['class'], row['name']) == ('1', 'dog')
+  assert float(row['score']) == pytest.approx(SCORES[0], abs=1e-6)
+  assert rows['bad.png']['name'].startswith('not read: ')
 
 
 def test_drawings(folder, tmp_path, capsys):

@@ -20,6 +20,8 @@ from vit_jax.weights.loading import read_header
 FORMATS = {
   'detr_hf': 'hf',
   'vitdet_hf': 'hf',
+  'samvit_timm': 'timm',
+  'samvit_norm_timm': 'timm',
   'sfp_d2': 'detectron2',
   'fpn_d2': 'detectron2',
   'fpn_ln_d2': 'detectron2',
@@ -62,6 +64,13 @@ def test_files_come_back_bit_for_bit(tmp_path, name):
     ('sfp_d2', 'config', {'top_block': 'LastLevelP6P7'}, ('LastLevelP6P7',)),
     ('vitdet_hf', 'config', {'residual_block_indices': [1]}, ('[1]',)),
     ('vitdet_hf', 'config', {'window_block_indices': [0, -1]}, ('-1',)),
+    ('sam_hf', 'config', {'model_type': 'sam_hq'}, ("'sam_hq'", 'sam_vision_model')),
+    ('sam_hf', 'config', {'vision_config': {'qkv_bias': False}}, ('qkv_bias=False',)),
+    ('sam_hf', 'config', {'vision_config': {}}, ('window=14', 3)),
+    ('samvit_timm', 'config', {'window_size': 2}, ('window=2', 3)),
+    ('samvit_timm', 'config', {'use_rel_pos': False}, ('use_rel_pos=False',)),
+    ('samvit_timm', 'config', {'use_rope': True}, ('use_rope',)),
+    ('samvit_timm', 'config', {'norm_layer': 'rms'}, ("norm_layer='rms'",)),
   ],
 )
 def test_configs_that_are_not_read(tmp_path, name, file, change, facts):
@@ -85,6 +94,10 @@ def test_configs_that_are_not_read(tmp_path, name, file, change, facts):
     ('vitdet_hf', {'num_classes': 3}, ('num_classes=3', 'transformers')),
     ('vitdet_hf', {'pretrained_size': (64, 32)}, ('(64, 32)',)),
     ('vitdet_hf', {'mlp_dim': 100}, ('mlp_dim=100', 24)),
+    ('samvit_timm', {'neck': None}, ('neck=None', 'timm')),
+    ('samvit_timm', {'norm_eps': 1e-3}, ('norm_eps=0.001', 'timm')),
+    ('samvit_timm', {'class_row': True}, ('class_row=True',)),
+    ('samvit_timm', {}, ('pretrained_size=(32, 32)', '(128, 160)')),
   ],
 )
 def test_fields_that_a_format_cannot_express(name, change, facts):
@@ -273,3 +286,81 @@ def test_images_of_another_size(golden):
   assert 'resized from 8 to 6, linear' in loaded.report
   _, out = jax.jit(loaded.model.apply)(loaded.variables, expected['image'])
   np.testing.assert_allclose(out['stage2'], expected['block03'], rtol=0, atol=2e-5)
+
+
+# -- SAM ----------------------------------------------------------------------------------
+
+
+def test_sam_on_images_of_another_size(golden):
+  expected = golden('samvit_timm_other_size')
+  size = expected['image'].shape[1:3]
+  for options in ({}, {'image_size': size}):
+    loaded = vit_jax.load(path_of('samvit_timm'), **options)
+    _, out = jax.jit(loaded.model.apply)(loaded.variables, expected['image'])
+    for name in expected.keys() - {'image'}:
+      np.testing.assert_allclose(out[name], expected[name], rtol=0, atol=2e-5)
+
+
+# Names of transformers -> names of the authors.
+AUTHORS = {'vision_encoder.layers': 'image_encoder.blocks', 'vision_en': 'image_en'}
+AUTHORS |= {'layer_norm': 'norm', 'projection': 'proj'}
+AUTHORS |= {f'neck.{name}': f'neck.{i}' for i, name in enumerate(('conv1', 'norm1'))}
+AUTHORS |= {
+  f'neck.{name}': f'neck.{i + 2}' for i, name in enumerate(('conv2', 'norm2'))
+}
+
+
+def authors(name: str) -> str:
+  for old, new in AUTHORS.items():
+    name = name.replace(old, new)
+  return name
+
+
+def test_a_sam_of_its_authors_and_of_transformers(tmp_path):
+  file = tmp_path / 'sam_vit_b_01ec64.safetensors'
+  save_file({authors(n): x for n, x in arrays_of('sam_hf').items()}, file)
+  ours, expected = vit_jax.load(file), vit_jax.load(path_of('sam_hf'))
+  assert (ours.format, ours.model, ours.pp) == ('authors', expected.model, expected.pp)
+  assert 'central_crop(32' in ours.pp
+  jax.tree.map(np.testing.assert_array_equal, ours.variables, expected.variables)
+  assert all('\n  unused: mask_decoder.' in x.report for x in (ours, expected))
+  # Both go to timm and to transformers, with their own epsilon.
+  for to in ('timm', 'hf'):
+    weights.write(weights.read(file), tmp_path / to, to)
+    again = vit_jax.load(tmp_path / to)
+    assert (again.model, again.pp) == (expected.model, expected.pp)
+    jax.tree.map(np.testing.assert_array_equal, again.variables, expected.variables)
+  theirs = {n: x for n, x in arrays_of('sam_hf').items() if n.startswith('vision')}
+  assert load_file(tmp_path / 'hf' / 'model.safetensors').keys() == theirs.keys()
+
+
+@pytest.mark.parametrize('named', [True, False])
+def test_a_sam_starts_a_detector(named):
+  header = read_header(str(path_of('samvit_timm')))
+  section = {'name': 'sfp'}
+  if named:
+    keys = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
+    inside = {key: header.fields[key] for key in keys}
+    inside |= dict(name='vitdet', window=3, global_blocks=(1,))
+    section['backbone'] = inside
+  model = weights.complete(section, header)
+  whole = {'name': 'rcnn', 'variant': 'sfp'}
+  whole = {'name': 'rcnn', 'backbone': section} if named else whole
+  assert weights.complete(whole, header)['backbone'] == model
+  inside = model['backbone']
+  assert (inside['pretrained_size'], inside['class_row']) == ((32, 32), False)
+  loaded = vit_jax.load(path_of('samvit_timm'), image_size=64, model=model)
+  params = loaded.params['backbone']
+  expected = vit_jax.load(path_of('samvit_timm'), image_size=64).params
+  jax.tree.map(np.testing.assert_array_equal, params, {k: expected[k] for k in params})
+  assert 'unused: neck_1/conv/kernel' in loaded.report
+  assert loaded.model.backbone.norm_eps == 1e-5
+
+
+def test_positions_of_a_sam_are_resized_for_the_table_of_a_vitdet():
+  fields = read_header(str(path_of('samvit_timm'))).fields
+  fields |= dict(name='vitdet', pretrained_size=(16, 16), class_row=True, neck=None)
+  loaded = vit_jax.load(path_of('samvit_timm'), model=fields)
+  assert 'position embeddings resized from (8, 8) to (4, 4), bicubic' in loaded.report
+  table = loaded.params['Transformer']['posembed_input']['pos_embedding']
+  assert table.shape == (1, 1 + 16, 16)

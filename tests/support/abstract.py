@@ -34,11 +34,15 @@ def count(model, size: tuple[int, int] = (224, 224)) -> int:
   for field in ('depths', 'blocks', 'stem_blocks'):
     if stages := getattr(model, field, None):
       depths, short[field] = stages, tuple(min(n, most) for n in stages)
-  if hasattr(model, 'depth') and not getattr(model, 'kv_heads', None):
+  if hasattr(model, 'scan') and not getattr(model, 'kv_heads', None):
     short |= {'depth': 1, 'scan': False}
+  if whole := len(getattr(model, 'global_blocks', ())):
+    short = {'depth': 2, 'global_blocks': (1,)}  # within windows, on the whole map
   total = 0
   for name, number in _sizes(model.clone(**short), size).items():
-    if 'depth' in short and ALIKE.search(name):
+    if whole and 'encoderblock' in name:
+      number *= whole if 'encoderblock_1' in name else model.depth - whole
+    elif 'depth' in short and ALIKE.search(name):
       number *= model.depth
     elif match := pattern.search(name):
       stage = int(next(filter(None, match.groups())))

@@ -20,6 +20,7 @@ from tests.support import GOLDEN, naming
 from tests.support.goldens import TOLD, arrays_of, path_of
 from vit_jax import weights
 from vit_jax.errors import UserError
+from vit_jax.models import vit
 from vit_jax.weights import readers
 from vit_jax.weights.families import vit_originals
 
@@ -131,10 +132,46 @@ def test_a_file_without_such_a_name_is_asked_for(tmp_path, monkeypatch):
   source = weights.read(str(tmp_path / 'ViT-B-32.pt'), num_heads=1)
   assert source.fields['act'] == 'quick_gelu'
   assert '-1.79' in source.pp  # CLIP's levels
-  with pytest.raises(UserError, match=naming('num_heads', 'act')):
+  hint = "pass variant='ViT-B-32-quickgelu'"
+  with pytest.raises(UserError, match=naming('num_heads', 'act', hint)):
     weights.read(str(tmp_path / 'mine.pth'))
   with pytest.raises(UserError, match=naming('pass another num_heads', 'num_heads=7')):
     weights.read(str(tmp_path / 'ViT-B-32.pt'), num_heads=7)
+
+
+@pytest.mark.parametrize(
+  ('folder', 'options', 'act'),
+  [
+    ('ViT-B-8', {}, 'gelu_erf'),
+    ('ViT-B-8-quickgelu', {}, 'quick_gelu'),
+    ('models--laion--CLIP-ViT-B-8-laion2B-s34B/snapshots/1a', {}, 'gelu_erf'),
+    ('mine', {'variant': 'ViT-B-8'}, 'gelu_erf'),
+  ],
+)
+def test_a_bare_file_of_open_clip_has_the_name_of_its_folder(
+  tmp_path, monkeypatch, folder, options, act
+):
+  monkeypatch.setitem(vit.VARIANTS, 'B', (32, 2, 128, 2))
+  (tmp_path / folder).mkdir(parents=True)
+  file = tmp_path / folder / 'open_clip_model.safetensors'
+  shutil.copy(path_of('clip_open_clip') / file.name, file)
+  expected = weights.read(path_of('clip_open_clip'))
+  source = weights.read(file, **options)
+  same = {'act': act} | {k: x for k, x in expected.fields.items() if k != 'act'}
+  assert source.fields.items() >= same.items()
+  for key in ('format', 'image_size', 'pp', 'resize'):
+    assert getattr(source, key) == getattr(expected, key)
+  for name, x in expected.flat.items():
+    np.testing.assert_array_equal(source.flat[name], x)
+
+
+def test_a_folder_named_after_another_open_clip(tmp_path):
+  (tmp_path / 'ViT-L-14').mkdir()
+  shutil.copy(
+    path_of('clip_open_clip') / 'open_clip_model.safetensors', tmp_path / 'ViT-L-14'
+  )
+  with pytest.raises(UserError, match=naming('shapes', (32,), (1024,))):
+    vit_jax.load(tmp_path / 'ViT-L-14' / 'open_clip_model.safetensors')
 
 
 # -- written --------------------------------------------------------------------------

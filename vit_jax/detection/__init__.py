@@ -52,7 +52,10 @@ ENTRIES = {
     'fpn': 'vit_jax.detection.weights.fpn:FORMATS',
     'vitdet': 'vit_jax.detection.weights.vitdet:FORMATS',
   },
-  'start': {('vit', 'vitdet'): 'vit_jax.detection.weights.vitdet:start'},
+  'start': {
+    ('vit', 'vitdet'): 'vit_jax.detection.weights.vitdet:start',
+    ('vitdet', 'vitdet'): 'vit_jax.detection.weights.vitdet:start_again',
+  },
   # Parts of tools, by the kind of a model's outputs or the type of an evaluation.
   'features of outputs': {
     'boxes': 'vit_jax.detection.data.objects:BOXES',

@@ -65,6 +65,9 @@ class Family:
     branch_ends: regex of the modules whose output is the last branch of a block.
     prompts: keys of `tune.vpt.WHERE`, the places that prompts may have, the usual one first.
 
+  Weights:
+    of_weights: fields that a section `model` without them takes from weights of its family.
+
   Classes:
     heads: regex of the parameters, other than those of a classifier's head, whose shapes
       depend on the number of classes.
@@ -108,6 +111,8 @@ class Family:
   matrices: tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], ...] = ()
   branch_ends: str = '(?!)'
   prompts: tuple[str, ...] = ()
+
+  of_weights: tuple[str, ...] = ()
 
   heads: str = '(?!)'
 

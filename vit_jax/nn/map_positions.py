@@ -1,5 +1,7 @@
 """Positions of maps of any size: a resized table, and relative positions in attention."""
 
+import functools
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -13,15 +15,18 @@ Pair = tuple[int, int]
 class ResizedPositions(nn.Module):
   """A learned table `pos_embedding`, resized from its own grid to the grid of the tokens.
 
-  Every call resizes it, by PyTorch's bicubic method, so images may have any size.
+  Every call resizes it, by a bicubic method of PyTorch, so images may have any size.
 
   Attributes:
     grid: (h, w) of the table.
     class_row: whether the table begins with a row for a class token, which is not used.
+    antialias: whether PyTorch's method is the antialiased one, which differs for larger
+      grids, too.
   """
 
   grid: Pair
   class_row: bool
+  antialias: bool = False
 
   @nn.compact
   def __call__(self, x):
@@ -32,8 +37,11 @@ class ResizedPositions(nn.Module):
     table = self.param('pos_embedding', init, (1, rows, width))
     table = table[0, int(self.class_row) :].reshape(*self.grid, width)
     if self.grid != tuple(grid):
+      matrix = resample.bicubic_of_edges
+      if self.antialias:
+        matrix = functools.partial(resample.matrix, method='bicubic', antialias=True)
       for axis, (old, new) in enumerate(zip(self.grid, grid, strict=True)):
-        resize = resample.bicubic_of_edges(old, new).astype(np.float32)
+        resize = matrix(old, new).astype(np.float32)
         resized = jnp.tensordot(resize, table, (1, axis), precision='highest')
         table = jnp.moveaxis(resized, 0, axis)
     return table[None].astype(x.dtype)

@@ -2,7 +2,7 @@
 
   vit_jax predict SOURCE IMAGE_OR_FOLDER... [--top 5] [--threshold 0.5] [--csv FILE] [--json]
   vit_jax predict CLIP IMAGE_OR_FOLDER... --labels 'a cat,a dog'
-  vit_jax predict DETECTOR IMAGE_OR_FOLDER... [--threshold 0.7] [--draw DIR] [--json]
+  vit_jax predict DETECTOR IMAGE_OR_FOLDER... [--threshold 0.7] [--draw DIR] [--csv FILE] [--json]
   vit_jax predict SEGMENTER IMAGE_OR_FOLDER... [--draw DIR] [--json]
 
 SOURCE is any source that `vit_jax.load` takes; images are preprocessed as its weights need.
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
   if not 0 <= least <= 1:
     raise UserError(f'--threshold {least:g}: expected a share, from 0 to 1.')
   paths = find_images(args.images)
-  table = args.csv and _check_csv(args.csv)
+  args.csv = args.csv and _check_csv(args.csv)
   from vit_jax import inference
 
   loaded = zero_shot.classifier(args, source.load(args))
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
   )
   images = list(_top(paths, predicted, loaded.class_names, args.top or _TOP, least))
   if args.csv:
-    out_folder.write_csv(table, _cells(images))
+    out_folder.write_csv(args.csv, _cells(images))
   more = {} if args.threshold is None else {'threshold': least}
   return finish(args, loaded, images, _lines, **more)
 
@@ -164,7 +164,11 @@ def _parser() -> cli.Parser:
   add('--top', type=cli.positive, help=f'classes per image; default: {_TOP}')
   threshold = 'leave out classes that are less probable, or boxes that score less'
   add('--threshold', type=float, metavar='SHARE', help=threshold)
-  add('--csv', metavar='FILE.csv', help='write the classes of all images there, too')
+  add(
+    '--csv',
+    metavar='FILE.csv',
+    help='write the classes, or the boxes, of all images there, too',
+  )
   zero_shot.add_options(parser)
   add('--pp', help='preprocessing in place of that of the weights')
   batch = f'images per step, at most; default: {_BATCH}, for a detector 1'

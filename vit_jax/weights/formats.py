@@ -161,7 +161,8 @@ class Format:
     known |= self.tells(arrays) | facts.fields
     known |= {key: given[key] for key in self.needs if key in given}
     if missing := [key for key in self.needs if key not in known]:
-      sized = "variant='B/16' or " if missing == ['num_heads'] else ''
+      name = 'ViT-B-32-quickgelu' if 'act' in missing else 'B/16'
+      sized = f'variant={name!r} or ' if {*missing} <= {'num_heads', 'act'} else ''
       raise ValueError(
         f"neither arrays nor the file's name give {' and '.join(missing)}: pass {sized}"
         f'{", ".join(f"{key}=..." for key in missing)}, or keep the published name'

@@ -35,6 +35,7 @@ from vit_jax.weights import (
 )
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import text as families_text
+from vit_jax.weights.families import vit_originals
 from vit_jax.weights.loaded import Loaded
 from vit_jax.weights.rename import Table
 from vit_jax.weights.source import Header, Source, name_source
@@ -211,6 +212,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
   content = _read_content(source, path)
   config = readers.drop_nulls(content.config)
   with name_source(source):
+    config = vit_originals.name_open_clip(content.arrays, config, source, variant)
     text, arrays = families_text.split(content.arrays, config, path)
     format, arrays, unused = formats.detect(arrays, config, source)
   check.bind(f'model {format.family}', overrides, models.signature(format.family))
@@ -220,7 +222,7 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
       registry.parse(facts.pp)  # Report a mistake now, not at the first image.
     if not variant and 'act' not in overrides:
       _check_architecture(facts, format.family)
-    sized = models.resolve(format.family, variant)[1] if variant else {}
+    sized = _sized(format.family, variant)
     usual = _heads_by_name(facts, source) | sized
     parsed = format.parse(arrays, facts, usual, overrides)
     fields = parsed.fields | sized | overrides
@@ -307,6 +309,15 @@ def _check_architecture(facts: Facts, family: str) -> None:
     )
 
 
+def _sized(family: str, variant: str | None) -> dict:
+  """Returns the fields of a variant, such as 'B/16', or of a published name without classes."""
+  if not variant:
+    return {}
+  named = models.parse_name(variant)[0] == family
+  fields = models.resolve(*([] if named else [family]), variant)[1]
+  return {k: v for k, v in fields.items() if k != 'num_classes'}
+
+
 def _heads_by_name(facts: Facts, source: str) -> dict:
   """Returns {'num_heads': number} if timm knows the model's or the file's name, else {}."""
   for name in (facts.architecture or '', Path(source).name):
@@ -361,22 +372,28 @@ def fit_section(
   return taken, report.describe(source)
 
 
-# Fields of the head, and the dtype. A backbone takes them from the model around it.
-_OF_HEAD = ('num_classes', 'representation_size', 'head_bias_init', 'dtype')
+# Fields of the head, SAM's neck included, and the dtype. A backbone takes them from the model
+# around it.
+_OF_HEAD = ('num_classes', 'representation_size', 'head_bias_init', 'neck', 'dtype')
 
 
 def complete(model: dict, source: Header) -> dict:
   """Fills a section `model` from weights if it names no model or no backbone.
 
-  The classes of the weights are not copied.
+  The classes of the weights are not copied. A model of their family takes the fields in
+  `Family.of_weights`.
   """
   if 'name' not in model:
     fields = {k: v for k, v in source.fields.items() if k != 'num_classes'}
     return {'name': source.family, **fields, **model}
-  if not lacks_backbone(model):
+  name, own = models.resolve(**model)
+  if name == source.family and (keys := models.family(name).of_weights):
+    return {key: source.fields[key] for key in keys if key in source.fields} | model
+  if 'backbone' not in models.signature(name).parameters:
     return model
-  if inside := model.get('backbone'):
-    return {**model, 'backbone': complete(inside, source)}
+  if inside := own.get('backbone'):
+    whole = complete(inside, source)
+    return model if whole == inside else {**model, 'backbone': whole}
   fields = {k: v for k, v in source.fields.items() if k not in _OF_HEAD}
   backbone = fields.get('backbone') or {'name': source.family, **fields}
   return {**model, 'backbone': backbone}

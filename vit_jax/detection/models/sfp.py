@@ -119,7 +119,9 @@ def _inputs(fields, size) -> dict[str, tuple[int, int, int]]:
   return {f'stage{i + 1}': (*grid, C) for i, C in enumerate(fields['in_channels'])}
 
 
-_TINY_VITDET = vitdet.FAMILY.tiny[0] | dict(name='vitdet', depth=2, global_blocks=(1,))
+_TINY_VITDET = vitdet.FAMILY.tiny[0] | dict(
+  name='vitdet', depth=2, global_blocks=(1,), neck=None
+)
 
 FAMILY = Family(
   SFP,

@@ -1,7 +1,8 @@
 """ViTDet's backbone, a ViT in which most blocks attend within windows.
 
 "Exploring Plain Vision Transformer Backbones for Object Detection", arXiv 2203.16527. The
-pyramids that the paper builds on it are in `models.sfp`. Parameters have the same names as
+pyramids that the paper builds on it are in `models.sfp`. The image encoder of "Segment
+Anything" (SAM), arXiv 2304.02643, is the same with a neck. Parameters have the same names as
 in `models.vit`. Initial values differ from the authors' code: they are those of our ViTs.
 """
 
@@ -13,7 +14,8 @@ from typing import Annotated, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.check import Count, Depth, Range, Share
+from vit_jax.check import INT32, Count, Depth, Range, Share
+from vit_jax.detection.models.pyramid import ConvNorm
 from vit_jax.errors import UserError, choose
 from vit_jax.kernels import place
 from vit_jax.models.base import Classifier, Family
@@ -50,6 +52,15 @@ def variant(name: str) -> dict:
     num_heads=num_heads,
     global_blocks=tuple(range(depth // 4 - 1, depth, depth // 4)),
   )
+
+
+SAM = dict(neck=256, pretrained_size=(1024, 1024), class_row=False)
+
+
+def _samvit(size: str, small: str | None) -> tuple[str, dict]:
+  """Returns (variant, fields) of timm's SAM, or of its small classifier like SAM."""
+  fields = dict(absolute=False, neck=0, num_classes=1000) if small else SAM
+  return f'{size[0].upper()}/16', {**fields, 'norm_eps': 1e-5}
 
 
 class Block(nn.Module):
@@ -98,14 +109,14 @@ class Encoder(nn.Module):
   Attributes:
     block: a function that makes a `Block`.
     rates: stochastic depth rate of each block.
-    positions: arguments of `ResizedPositions`. None: no positions are added.
+    positions: attributes of `ResizedPositions`. None: no positions are added.
     windows: (h, w) of each block's windows. None: the window is the whole map.
   """
 
   block: functools.partial
   rates: tuple[float, ...]
   remat: str
-  positions: tuple[tuple[int, int], bool] | None
+  positions: tuple[tuple[int, int], bool, bool] | None
   windows: tuple[tuple[int, int] | None, ...]
 
   @nn.compact
@@ -152,6 +163,9 @@ class ViTDet(Classifier):
   act: Literal[tuple(ACTIVATIONS)] = 'gelu_erf'
   norm_eps: float = 1e-6
   layer_scale: float | None = None  # initial value, see `models.vit_later.LaterViT`
+  # Channels of SAM's neck after the last block: two convolutions, each with a norm. 0: a norm
+  # without convolutions. None: neither. With a neck, the table is resized with antialiasing.
+  neck: Annotated[int, Range(0, INT32)] | None = None
   # Rate of the last block. The paper has 0.1 for B, 0.4 for L and 0.5 for H.
   stochastic_depth: Share = 0.0
 
@@ -167,8 +181,8 @@ class ViTDet(Classifier):
     Returns:
       (logits [B, K] float32, out). `out` has maps [B, h, w, D]: 'stem'; 'tokens', with
       positions added; 'block00', ...; and 'stage1', ..., the outputs of the blocks that
-      attend to the whole map and of the last block. 'pre_logits' [B, D] is the mean of the
-      last map.
+      attend to the whole map and of the last block; and 'neck'. 'pre_logits' [B, D] is the
+      mean of the last map.
     """
     check_images(images)
     blocks = list(self.global_blocks)
@@ -199,7 +213,7 @@ class ViTDet(Classifier):
       block,
       tuple(depth_rates(self.stochastic_depth, self.depth)),
       self.remat,
-      (grid, self.class_row) if self.absolute else None,
+      (grid, self.class_row, self.neck is not None) if self.absolute else None,
       tuple(map(window, range(self.depth))),
       name='Transformer',
     )
@@ -207,7 +221,15 @@ class ViTDet(Classifier):
     out |= named
     for stage, i in enumerate(sorted({*blocks, self.depth - 1})):
       out[f'stage{stage + 1}'] = named[f'block{i:02d}']
+    if self.neck is not None:
+      x = out['neck'] = self._neck(x, train)
     return self.classify(x.astype(jnp.float32).mean(axis=(1, 2)), out, features)
+
+  def _neck(self, x, train: bool):
+    if self.neck == 0:
+      return LayerNorm(name='norm')(x)
+    x = ConvNorm(self.neck, 1, 'layer', self.dtype, name='neck_1')(x, train=train)
+    return ConvNorm(self.neck, 3, 'layer', self.dtype, name='neck_2')(x, train=train)
 
 
 _BLOCK = r'Transformer/encoderblock_\d+'
@@ -215,6 +237,10 @@ _BLOCK = r'Transformer/encoderblock_\d+'
 FAMILY = Family(
   model=ViTDet,
   variant=variant,
+  published=(
+    (r'samvit_(base|large|huge)_patch16(_224)?', _samvit),
+    (r'facebook/sam-vit-(base|large|huge)', lambda size: (size[0].upper(), SAM)),
+  ),
   blocks=r'(?P<block>Transformer/encoderblock)_(?P<layer>\d+)/.*',
   before=r'embedding/.*|Transformer/posembed_input/.*',
   matrices=(
@@ -224,6 +250,7 @@ FAMILY = Family(
   ),
   branch_ends=rf'{_BLOCK}/MlpBlock_0',
   prompts=('pad',),
+  of_weights=('pretrained_size', 'class_row', 'norm_eps'),
   stems=('embedding/kernel',),
   offsets=rf'{_BLOCK}/relative_positions/(rows|columns)',
   patches='embedding/kernel',
@@ -238,6 +265,7 @@ FAMILY = Family(
       global_blocks=(0, 2),
       window=3,
       pretrained_size=(16, 16),
+      neck=8,
     ),
   ),
 )

@@ -4,6 +4,7 @@ A detector's objects are printed as text or JSON, or drawn. A segmenter's masks 
 """
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def objects(args, loaded, paths: list[str]) -> int:
   from vit_jax.detection import inference
 
   why = f'is for classes; {args.source} is a detector: --threshold chooses its boxes'
-  cli.refuse(args, ['top', 'csv'], why)
+  cli.refuse(args, ['top'], why)
   out = _check_draw_folder(args, paths)
   shown = terminal.progress(paths, len(paths), 'predict', 'images')
   options = dict(batch_size=args.batch or 1, pp=args.pp)
@@ -56,6 +57,8 @@ def objects(args, loaded, paths: list[str]) -> int:
       if 'error' not in image:
         image['drawing'] = str(out / f'{i:03d}_{Path(image["path"]).stem}.png')
         _draw(image)
+  if args.csv:
+    out_folder.write_csv(args.csv, _cells(images))
   masks = '' if detected.masks is None else '; the last number is the area of the mask'
   note = f'Boxes are x0 y0 x1 y1, in pixels of the image{masks}.\n'
   lines = lambda image: _lines_of_objects(image, least)
@@ -88,6 +91,19 @@ def _objects(path: str, i: int, detected, names: list[str], least: float) -> dic
 def _corners(row: dict) -> tuple[float, ...]:
   left, top, width, height = row['bbox']
   return left, top, left + width, top + height
+
+
+def _cells(images: list[dict]) -> Iterator[tuple]:
+  """Yields the rows of --csv: one for each box."""
+  yield ('image', 'class', 'name', 'score', 'x0', 'y0', 'x1', 'y1')
+  for image in images:
+    for x in image.get('detections', ()):
+      numbers = (f'{n:.1f}' for n in _corners(x))
+      score = f'{x["score"]:.6f}'
+      yield image['path'], x['category_id'], x['category'], score, *numbers
+    if not image.get('detections'):
+      why = f'not read: {image["error"]}' if 'error' in image else 'no box'
+      yield image['path'], '', why, *[''] * 5
 
 
 def _lines_of_objects(image: dict, least: float) -> list[str]:

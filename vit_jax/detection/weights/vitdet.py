@@ -1,4 +1,7 @@
-"""ViTDet's backbone in transformers' format, and rules that detectron2's format shares."""
+"""ViTDet's backbone in transformers' format, and rules that detectron2's format shares.
+
+SAM's image encoder in the formats of its authors, timm and transformers.
+"""
 
 import dataclasses
 import math
@@ -7,7 +10,8 @@ import re
 import numpy as np
 
 from vit_jax import models
-from vit_jax.weights import adapt, configs, rename
+from vit_jax.detection.models.vitdet import VARIANTS
+from vit_jax.weights import adapt, configs, pipelines, rename
 from vit_jax.weights.adapt import drop_parameters
 from vit_jax.weights.families.vit import ATTENTION, BLOCK, MLP, POSITIONS, columns
 from vit_jax.weights.formats import Format, Writer
@@ -79,6 +83,7 @@ def infer(flat: dict[str, np.ndarray]) -> dict:
     num_heads=flat[f'{ATTENTION.format(i=0)}/query/kernel'].shape[1],
     relative=bool(maps),
     absolute=POSITIONS in flat,
+    neck=0 if 'norm/scale' in flat else columns(flat, 'neck_1/conv/kernel'),
     window=None,
     global_blocks=None,
     num_classes=columns(flat, 'head/kernel'),
@@ -148,13 +153,42 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
   flat, _ = adapt.tabulate_positions(source.flat, fields, family, size)
   source = drop_parameters(dataclasses.replace(source, flat=flat), _NOT_HERE)
   old = tuple(n // s for n, s in zip(size, family.stride(fields), strict=True))
-  notes, table = [], source.flat.pop(family.position)
-  if model.absolute:
-    new = tuple(
-      n // p for n, p in zip(model.pretrained_size, model.patch_size, strict=True)
-    )
-    table = _positions(table, old, new, model.class_row, resize)
-    source.flat[family.position] = table
+  source, notes = _fit(source, model, fields, old, resize)
+  source = dataclasses.replace(source, family='vitdet')
+  return source, [r'.*/relative_positions/.*'], notes
+
+
+def start_again(
+  source: Source, model, resize: str
+) -> tuple[Source, list[str], list[str]]:
+  """Returns the weights of another ViTDet, such as SAM's, for a ViTDet."""
+  fields = models.complete('vitdet', **source.fields)
+  if model.neck is None:
+    source = drop_parameters(source, r'(neck_\d|norm)/.*')
+  source, notes = _fit(source, model, fields, _table_grid(fields), resize)
+  return source, [], notes
+
+
+def _table_grid(fields: dict) -> tuple[int, int]:
+  """Returns the grid (h, w) of the table of absolute positions."""
+  pair = zip(fields['pretrained_size'], fields['patch_size'], strict=True)
+  return tuple(n // p for n, p in pair)
+
+
+def _fit(
+  source: Source, model, fields: dict, old: tuple[int, int], resize: str
+) -> tuple[Source, list[str]]:
+  """Fits absolute positions to a ViTDet; returns (source, notes).
+
+  Args:
+    fields: those of the weights' model.
+    old: the grid (h, w) of the weights' table.
+  """
+  flat, notes = dict(source.flat), []
+  table = flat.pop(POSITIONS, None)
+  if model.absolute and table is not None:
+    new = _table_grid(model.fields())
+    flat[POSITIONS] = _positions(table, old, new, model.class_row, resize)
     if old != new:
       notes.append(f'position embeddings resized from {old} to {new}, {resize}')
   for field in ('act', 'norm_eps'):
@@ -162,11 +196,7 @@ def start(source: Source, model, resize: str) -> tuple[Source, list[str], list[s
       notes.append(
         f'the weights have {field}={theirs!r}, the model has {ours!r}: set it to theirs'
       )
-  return (
-    dataclasses.replace(source, family='vitdet'),
-    [r'.*/relative_positions/.*'],
-    notes,
-  )
+  return dataclasses.replace(source, flat=flat), notes
 
 
 def _positions(table, old, new, class_row: bool, resize: str) -> np.ndarray:
@@ -212,13 +242,15 @@ def _facts(config: dict, source: str) -> configs.Facts:
 
 def check_plain(fields: dict, format: str) -> None:
   """Raises ValueError for fields that transformers and detectron2 cannot express."""
-  configs.need(fields, format, num_classes=(None,), layer_scale=(None,))
+  configs.need(fields, format, num_classes=(None,), layer_scale=(None,), neck=(None,))
   for field in ('patch_size', 'pretrained_size'):
     if len({*fields[field]}) > 1:
       raise ValueError(f'{format} cannot express {field}={fields[field]}: not a square')
 
 
 def _config(fields, image_size, class_names) -> dict:
+  if fields['neck']:
+    return _sam_config(fields, image_size)
   check_plain(fields, 'transformers')
   if fields['absolute']:
     configs.need(fields, 'transformers', class_row=(True,))
@@ -251,6 +283,206 @@ def _config(fields, image_size, class_names) -> dict:
   }
 
 
+def _write_rules(flat: dict, fields: dict) -> Table:
+  return (_hf_sam if fields['neck'] else _hf)(fields['num_heads'])
+
+
+# -- SAM --------------------------------------------------------------------------------
+
+
+def _flatten(x):
+  if x.shape[1] != x.shape[2]:
+    raise ValueError('the grid of positions is not square')
+  return (x.reshape(1, -1, x.shape[-1]),)
+
+
+def _unflatten(xs):
+  side = math.isqrt(xs[0].shape[1])
+  return xs[0].reshape(1, side, side, -1)
+
+
+_GRID = rename.Transform(_flatten, _unflatten)  # [1, h, w, D] -> [1, h w, D]
+
+
+def _sam(heads: int) -> Table:
+  """Makes the rules of timm's SAM."""
+  blocks = rules('patch_embed.proj', 'pos_embed', 'blocks.{i}', 'attn', heads)
+  return table(
+    Rule('pos_embed', POSITIONS, _GRID),
+    blocks,
+    [
+      (
+        rename.conv(f'neck.{2 * i}', f'neck_{i + 1}/conv'),
+        rename.norm(f'neck.{2 * i + 1}', f'neck_{i + 1}/norm'),
+      )
+      for i in (0, 1)
+    ],
+    rename.norm('neck', 'norm'),
+    rename.dense('head.fc', 'head'),
+  )
+
+
+def _authors(heads: int) -> Table:
+  return table(_sam(heads), rename.respell(_sam(heads), (r'mlp\.fc', 'mlp.lin')))
+
+
+# Names of timm -> names of transformers.
+_TO_HF = (
+  (r'^blocks', 'layers'),
+  (r'embed\.proj', 'embed.projection'),
+  (r'\.norm', '.layer_norm'),
+  (r'mlp\.fc', 'mlp.lin'),
+  (r'neck\.0', 'neck.conv1'),
+  (r'neck\.1', 'neck.layer_norm1'),
+  (r'neck\.2', 'neck.conv2'),
+  (r'neck\.3', 'neck.layer_norm2'),
+  (r'^', 'vision_encoder.'),
+)
+
+
+def _hf_sam(heads: int) -> Table:
+  renamed = rename.respell(_sam(heads), *_TO_HF)
+  return tuple(rule._replace(only_load=False) for rule in renamed)
+
+
+def _count_heads(arrays) -> int:
+  """Counts heads: a table of relative positions has as many channels as one head."""
+  part = lambda regex: next(x for n, x in arrays.items() if re.fullmatch(regex, n))
+  channels = part(r'.*\.0\.attn\.rel_pos_h').shape[1]
+  return len(part(r'.*\.0\.attn\.proj\.weight')) // channels
+
+
+def _check_windows(flat: dict, fields: dict, facts: configs.Facts) -> dict:
+  """Raises ValueError if a config contradicts the sizes of relative position tables."""
+  inferred = infer(flat)
+  for key in ('window', 'global_blocks'):
+    if inferred[key] not in (None, fields[key]):
+      raise ValueError(
+        f'its config says {key}={fields[key]}, but its arrays say {inferred[key]}'
+      )
+  return {}
+
+
+# timm's preparation of pixels. The authors pad an image at the right and below instead.
+_PIXELS = {'mean': pipelines.MEAN, 'std': pipelines.STD, 'crop_pct': 1.0}
+
+
+def _sam_facts(config: dict, source: str) -> configs.Facts:
+  """Reads transformers' config of a SAM, or of its vision model alone."""
+  inner = config
+  if (kind := config.get('model_type', 'sam_vision_model')) == 'sam':
+    inner = configs.section(config, 'vision_config')
+  elif kind != 'sam_vision_model':
+    raise ValueError(f"model_type is {kind!r}, expected 'sam' or 'sam_vision_model'")
+  configs.require(inner, {'qkv_bias': True}, 'a SAM')
+  if not config:
+    return configs.Facts({}, images=_PIXELS)
+  fields = {
+    'act': configs.activation(inner.get('hidden_act', 'gelu')),
+    'norm_eps': configs.epsilon(inner.get('layer_norm_eps', 1e-6)),
+    'window': inner.get('window_size', 14),
+    'global_blocks': tuple(inner.get('global_attn_indexes', (2, 5, 8, 11))),
+  }
+  size = configs.pair(inner.get('image_size', 1024))
+  images, processor = dict(_PIXELS), configs.section(config, 'preprocessor')
+  if 'pad_size' in processor:  # the processor of SAM
+    config = {**config, 'preprocessor': {}}
+    for key in ('mean', 'std'):
+      images[key] = processor.get(f'image_{key}', images[key])
+  return configs.hf_facts(config, fields, size)._replace(images=images)
+
+
+def _sam_config(fields: dict, image_size: tuple[int, int]) -> dict:
+  _check_sam(fields, image_size, 'transformers', num_classes=(None,))
+  return {
+    'architectures': ['SamVisionModel'],
+    'model_type': 'sam_vision_model',
+    'hidden_size': fields['width'],
+    'output_channels': fields['neck'],
+    'num_hidden_layers': fields['depth'],
+    'num_attention_heads': fields['num_heads'],
+    'mlp_dim': fields['mlp_dim'],
+    'hidden_act': configs.HF_ACTS[fields['act']],
+    'layer_norm_eps': fields['norm_eps'],
+    'image_size': image_size[0],
+    'patch_size': fields['patch_size'][0],
+    'num_channels': 3,
+    'use_abs_pos': fields['absolute'],
+    'window_size': fields['window'],
+    'global_attn_indexes': list(fields['global_blocks']),
+  }
+
+
+def _check_sam(fields: dict, image_size: tuple[int, int], format: str, **allowed):
+  """Raises ValueError for fields that neither timm nor transformers can express."""
+  configs.need(fields, format, layer_scale=(None,), relative=(True,), **allowed)
+  if fields['absolute']:
+    configs.need(fields, format, class_row=(False,), pretrained_size=(image_size,))
+  if len({*image_size}) > 1 or len({*fields['patch_size']}) > 1:
+    raise ValueError(f'{format} takes square images and patches')
+
+
+def _timm_fields(args: dict, name: str) -> dict:
+  fields = {'norm_eps': 1e-5}
+  if models.parse_name(name)[0] == 'vitdet':
+    usual = models.complete(name)
+    fields |= {key: usual[key] for key in ('window', 'global_blocks')}
+  if 'window_size' in args:
+    fields['window'] = args.pop('window_size')
+  if 'global_attn_indexes' in args:
+    fields['global_blocks'] = tuple(args.pop('global_attn_indexes'))
+  configs.require(args, {'norm_layer': ''}, 'a SAM of timm')
+  if args.pop('norm_layer', None) == '':
+    fields['norm_eps'] = 1e-6
+  # The arrays tell.
+  for key in ('use_abs_pos', 'neck_chans'):
+    args.pop(key, None)
+  return fields | configs.timm_act(args, name)
+
+
+_SIZES = {'B': 'base', 'L': 'large', 'H': 'huge'}
+
+
+def _timm_config(fields, image_size, class_names) -> dict:
+  if fields['neck'] is None:
+    raise ValueError(
+      'timm cannot express neck=None: its models end in a neck or a norm'
+    )
+  _check_sam(fields, image_size, 'timm', norm_eps=(1e-5, 1e-6), act=('gelu_erf',))
+  shape = fields['width'], fields['depth'], fields['num_heads']
+  size = next((key for key, x in VARIANTS.items() if x == shape), 'B')
+  args = configs.timm_patches(fields, image_size) | {
+    'depth': fields['depth'],
+    'num_heads': fields['num_heads'],
+    'mlp_ratio': configs.timm_ratio(fields['mlp_dim'], fields['width']),
+    'window_size': fields['window'],
+    'global_attn_indexes': list(fields['global_blocks']),
+    'use_abs_pos': fields['absolute'],
+    'neck_chans': fields['neck'],
+  }
+  if fields['norm_eps'] == 1e-6:
+    args['norm_layer'] = ''  # timm's default, which its names override
+  name = f'samvit_{_SIZES[size]}_patch16'
+  return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
+
+
+_read_timm = configs.timm(_timm_fields, global_pool='avg', use_rel_pos=True)
+_SAM = Format(
+  name='timm',
+  family='vitdet',
+  marker=(r'blocks\.0\.attn\.rel_pos_h', r'neck(\.0)?\.weight'),
+  facts=lambda config, source: _read_timm(config, source)._replace(images=_PIXELS),
+  rules=lambda arrays, facts: _sam(_count_heads(arrays)),
+  infer=infer,
+  grid=grid,
+  conclude=_check_windows,
+  resize=lambda fields: 'bicubic',
+  writer=Writer(
+    config=_timm_config,
+    rules=lambda flat, fields: _sam(fields['num_heads']),
+    alike=('pretrained_size', 'class_row'),
+  ),
+)
 FORMATS = (
   Format(
     name='hf',
@@ -260,7 +492,29 @@ FORMATS = (
     rules=lambda arrays, facts: _hf(facts.fields['num_heads']),
     infer=infer,
     grid=grid,
+    resize=lambda fields: 'bicubic_plain',
     needs=('num_heads',),
-    writer=Writer(config=_config, alike=('pretrained_size', 'class_row')),
+    writer=Writer(
+      config=_config, rules=_write_rules, alike=('pretrained_size', 'class_row')
+    ),
+  ),
+  dataclasses.replace(
+    _SAM,
+    name='authors',
+    marker=r'(image_encoder\.)?blocks\.0\.mlp\.lin1\.weight',
+    within=r'image_encoder\.',
+    facts=lambda config, source: configs.Facts({}, images=_PIXELS),
+    rules=lambda arrays, facts: _authors(_count_heads(arrays)),
+    writer=None,
+  ),
+  _SAM,
+  dataclasses.replace(
+    _SAM,
+    name='hf',
+    marker=r'vision_encoder\.layers\.0\.attn\.rel_pos_h',
+    ignored=r'(mask_decoder|prompt_encoder|shared_image_embedding)\..*',
+    facts=_sam_facts,
+    rules=lambda arrays, facts: _hf_sam(_count_heads(arrays)),
+    writer=None,
   ),
 )

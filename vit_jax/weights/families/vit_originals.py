@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_jax import models
+from vit_jax.models import hub
 from vit_jax.weights import configs, pipelines, rename
 from vit_jax.weights.configs import Facts, Reader
 from vit_jax.weights.families import vit
@@ -229,6 +231,33 @@ _OPEN_CLIP_KEYS |= {'mlp_ratio', 'patch_dropout', 'ls_init_value'}
 _OPEN_CLIP_KEYS |= {'norm_kwargs', 'act_kwargs'}
 
 
+def name_open_clip(
+  arrays: Arrays, config: dict, source: str, variant: str | None
+) -> dict:
+  """Adds the facts of an open_clip_config.json that is missing, by the model's name.
+
+  open_clip calls every file open_clip_pytorch_model.bin, so the name is that of a folder, or
+  `variant`. OpenAI's files have names of their own.
+  """
+  path = Path(source)
+  is_clip = any(re.fullmatch(_RESBLOCKS, name) for name in arrays)
+  if config or not is_clip or look_up(path.name)[0]:
+    return config
+  for part in filter(None, [variant, *reversed(path.parts)]):
+    # The cache of the hub has models--OWNER--NAME.
+    name = re.sub('^CLIP-', 'laion/CLIP-', part.rpartition('--')[2])
+    if re.match('(laion/CLIP-)?ViT-', name) and (published := hub.published(name)):
+      ours = models.resolve('vit', published[0])[1]
+      vision = {
+        'width': ours['width'],
+        'head_width': ours['width'] // ours['num_heads'],
+      }
+      vision['image_size'] = None  # The table of positions tells it.
+      quick = published[1]['act'] == 'quick_gelu'
+      return {'open_clip': {'model_cfg': {'quick_gelu': quick, 'vision_cfg': vision}}}
+  return config
+
+
 def _read_tower(model: dict, vision: dict) -> Facts:
   """Reads the fields of the image tower from an open_clip_config.json."""
   head_width = configs.side(vision.get('head_width', 64), 'head_width')
@@ -236,6 +265,7 @@ def _read_tower(model: dict, vision: dict) -> Facts:
   fields = {
     'act': configs.open_clip_act(model, vision),
     'norm_eps': configs.epsilon(eps),
+    'width': vision['width'],
     'num_heads': vision['width'] // head_width,
   }
   return Facts(fields)
