@@ -4,12 +4,9 @@
 """
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
-
-sys.modules.setdefault('triton', None)
 import timm
 import torch
 import transformers
