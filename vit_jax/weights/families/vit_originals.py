@@ -248,11 +248,9 @@ def name_open_clip(
     name = re.sub('^CLIP-', 'laion/CLIP-', part.rpartition('--')[2])
     if re.match('(laion/CLIP-)?ViT-', name) and (published := hub.published(name)):
       ours = models.resolve('vit', published[0])[1]
-      vision = {
-        'width': ours['width'],
-        'head_width': ours['width'] // ours['num_heads'],
-      }
-      vision['image_size'] = None  # The table of positions tells it.
+      width, heads = ours['width'], ours['num_heads']
+      # The table of positions tells the size of images.
+      vision = {'width': width, 'head_width': width // heads, 'image_size': None}
       quick = published[1]['act'] == 'quick_gelu'
       return {'open_clip': {'model_cfg': {'quick_gelu': quick, 'vision_cfg': vision}}}
   return config
