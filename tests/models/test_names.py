@@ -83,6 +83,8 @@ def test_published_names(name, model, variant):
     ('facebook/ijepa_vitg16_22k', 224, 1_011_368_576),
     ('apple/aimv2-large-patch14-224', 224, 309_197_824),
     ('apple/aimv2-3B-patch14-224', 224, 2_720_658_432),
+    ('apple/aimv2-large-patch14-native', 224, 308_935_680),
+    ('apple/aimv2-large-patch14-224-lit', 224, 313_132_032),
     # The authors' and open_clip's; timm counts K more, zeros for a bias of its heads.
     ('dinov2_vitb14_reg', 518, 86_582_784),
     ('dinov2_vitg14', 518, 1_136_479_232),

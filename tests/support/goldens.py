@@ -83,6 +83,7 @@ OTHERS = {
 PAIRS = (
   *('clip_hf', 'clip_old_eos_hf', 'siglip_hf', 'siglip2_naflex_hf', 'siglip_bigvision'),
   *('clip_open_clip', 'siglip_open_clip', 'clip_openai', 'pe_core_original'),
+  'aimv2_lit_hf',
   *('clip_resnet_open_clip', 'clip_convnext_open_clip'),
 )
 
@@ -101,6 +102,7 @@ TRANSFORMERS = {
   'vit_msn_hf': 'vit',
   'mae_hf': 'vit',
   'aimv2_hf': 'aimv2_vision_model',
+  'aimv2_native_hf': 'aimv2_vision_model',
 }
 
 

@@ -300,8 +300,8 @@ CHANGES = {
     dict(depth=1),
     dict(num_classes=[None], patch_size=[(8, 4)], width=[64], depth=[2], mlp_dim=[48])
     | dict(num_heads=[4], stem_blocks=[(1,), ()], stem_width=[32], norm_eps=[1e-5])
-    | dict(classifier=['gap', 'map', 'none'], representation_size=[8])
-    | dict(posemb=['learn2d', 'sincos2d', 'relative', 'rotary', 'none'])
+    | dict(classifier=['gap', 'map', 'query', 'none'], representation_size=[8])
+    | dict(posemb=['learn2d', 'sincos2d', 'sincos2d_mae', 'relative', 'rotary', 'none'])
     | dict(posemb_where=['every', 'shared'], attention=['axial'], act=['gelu_erf'])
     | dict(posemb_tokens=['patches'], cls_token=[True], registers=[2], relpos=['layer'])
     | dict(relpos_dim=[12])
@@ -387,6 +387,9 @@ EQUAL |= {
 }
 EQUAL |= {
   (to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf', 'authors', 'open_clip')
+}
+EQUAL |= {
+  (to, 'posemb', 'sincos2d_mae'): 'learn' for to in ('timm', 'authors', 'open_clip')
 }
 
 # field -> fields that it needs beside it

@@ -81,6 +81,53 @@ def test_what_timm_renamed(name, tmp_path, monkeypatch):
   np.testing.assert_allclose(result, expected[last], rtol=0, atol=1e-5)
 
 
+# Apple's names of AIMv2 for those of transformers.
+APPLE = (
+  (r'^vision_model\.', 'image_encoder.'),
+  (r'^text_model\.', 'text_encoder.'),
+  (r'^visual_projection', 'image_projector'),
+  (r'^text_projection', 'text_projector'),
+  (r'^logit_scale', 'log_logit_scale'),
+  (r'embeddings\.patch_embed', 'preprocessor.patchifier.proj'),
+  (r'embeddings\.rms_norm', 'preprocessor.patchifier.norm'),
+  (r'embeddings\.token_embedding', 'preprocessor.text_embedding'),
+  (r'^text(.*)embeddings\.position.*', r'text\1preprocessor.positional_embedding'),
+  (r'embeddings\.position.*', 'preprocessor.pos_embed'),
+  (r'encoder\.layers', 'trunk.blocks'),
+  (r'rms_norm(\d)', r'norm_\1'),
+  (r'rms_norm', 'trunk.post_trunk_norm'),
+  (r'attention\.out_proj', 'attn.proj'),
+  (r'attention\.', 'attn.'),
+  (r'ffn\.gate_proj', 'mlp.fc1'),
+  (r'ffn\.up_proj', 'mlp.fc3'),
+  (r'ffn\.down_proj', 'mlp.fc2'),
+  (r'head\.(\w)_proj', r'head.\1'),
+  (r'head\.output_proj', 'head.linear'),
+)
+
+
+@pytest.mark.parametrize('name', ['aimv2_native_hf', 'aimv2_lit_hf'])
+def test_aimv2_under_apples_names(name, tmp_path, monkeypatch):
+  arrays, config = {}, json.loads((path_of(name) / 'config.json').read_text())
+  for key, x in arrays_of(name).items():
+    for regex, new in APPLE:
+      key = re.sub(regex, new, key)
+    arrays[key] = x[None] if key.endswith('pos_embed') else x
+  for key in [key for key in arrays if key.endswith('attn.q_proj.weight')]:
+    qkv = [arrays.pop(key.replace('.q_', f'.{part}_')) for part in 'qkv']
+    arrays[key.replace('q_proj', 'qkv')] = np.concatenate(qkv)
+  config = config if 'lit' in name else {}
+  expected = vit_jax.load(path_of(name))
+  monkeypatch.setattr(readers, 'read', lambda path: readers.Raw(arrays, config))
+  (tmp_path / 'aimv2.pth').touch()
+  loaded = vit_jax.load(str(tmp_path / 'aimv2.pth'), num_heads=2, image_size=32)
+  assert (loaded.format, loaded.model) == ('authors', expected.model)
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, expected.params)
+  if 'lit' in name:
+    assert loaded.towers.text == expected.towers.text
+    jax.tree.map(np.testing.assert_array_equal, loaded.beside, expected.beside)
+
+
 def test_a_perception_encoder_without_pooling(tmp_path, monkeypatch):
   # As those for languages and for dense tasks, whose files have no final norm either.
   whole = vit_jax.load(path_of('pe_core_original'), **TOLD['pe_core_original'])
@@ -114,6 +161,7 @@ def test_a_perception_encoder_without_pooling(tmp_path, monkeypatch):
     ('IN22K-vit.g.16-600e.pth.tar', {'num_heads': 16}),
     ('PE-Core-T16-384.pt', {'num_heads': 3}),
     ('aimv2-1B-patch14-224', {'num_heads': 16}),
+    ('aimv2-large-patch14-native', {'num_heads': 8}),
     ('dinov3_vit7b16_pretrain_sat493m-a6675841.pth', {}),
     ('mine.pth', {}),
   ],

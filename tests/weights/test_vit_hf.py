@@ -62,6 +62,7 @@ DEFAULTS = {
   'beit_hf': ('layer_norm_eps', 'use_mean_pooling', 'layer_scale_init_value'),
   'vit_msn_hf': ('layer_norm_eps',),
   'aimv2_hf': ('rms_norm_eps', 'mlp_bias', 'is_native'),
+  'aimv2_native_hf': ('use_head',),
 }
 
 
@@ -134,7 +135,8 @@ REFUSED = [
     ('use_shared_relative_position_bias=True',),
   ),
   ('beit_hf', 'layer_scale_init_value', 0, ('layer_scale',)),
-  ('aimv2_hf', 'is_native', True, ('is_native=True',)),
+  ('aimv2_hf', 'is_native', True, ("posemb='sincos2d_mae'", "'learn'")),
+  ('aimv2_hf', 'use_head', True, ('use_head=True', 'False')),
   ('clip_vision_hf', 'num_hidden_layers', 3, ('depth=3', '2')),
 ]
 

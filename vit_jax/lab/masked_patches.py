@@ -208,7 +208,7 @@ class MaskedPatches:
       )
     for field in ('num_classes', 'representation_size', 'classifier'):
       value = fields.get(field)
-      if value == 'map' if field == 'classifier' else value is not None:
+      if value in ('map', 'query') if field == 'classifier' else value is not None:
         raise ValueError(
           f'config.model.{field}={value!r} adds a layer after the encoder: set it when the '
           'model is fine-tuned'

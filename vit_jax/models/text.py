@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.errors import UserError
-from vit_jax.nn.layers import LayerNorm, MlpBlock, MultiHeadDotProductAttention, unit
+from vit_jax.nn.layers import NORMS, MlpBlock, MultiHeadDotProductAttention, unit
 
 
 class TextBlock(nn.Module):
@@ -23,18 +23,30 @@ class TextBlock(nn.Module):
   mlp_dim: int
   mask: str
   act: str
+  norm: str
   norm_eps: float
+  mlp: str
+  bias: bool
   dtype: jnp.dtype
 
   @nn.compact
   def __call__(self, x):
     """Maps [B, N, D] to [B, N, D]."""
-    norm = functools.partial(LayerNorm, self.dtype, self.norm_eps)
-    name = 'MultiHeadDotProductAttention_0'
+    norm = functools.partial(NORMS[self.norm], self.dtype, self.norm_eps)
     attention = MultiHeadDotProductAttention(
-      self.num_heads, dtype=self.dtype, name=name
+      self.num_heads,
+      dtype=self.dtype,
+      biases=('query', 'key', 'value', 'out') if self.bias else (),
+      name='MultiHeadDotProductAttention_0',
     )
-    mlp = MlpBlock(self.mlp_dim, act=self.act, dtype=self.dtype, name='MlpBlock_0')
+    mlp = MlpBlock(
+      self.mlp_dim,
+      act=self.act,
+      dtype=self.dtype,
+      use_bias=self.bias,
+      gated=self.mlp == 'swiglu',
+      name='MlpBlock_0',
+    )
     N = x.shape[1]
     mask = jnp.tril(jnp.ones((N, N), bool)) if self.mask == 'causal' else None
     x = x + attention(norm(name='LayerNorm_0')(x), mask=mask)
@@ -59,7 +71,10 @@ class TextTransformer(nn.Module):
   outputs: int | None = 512  # width of the projection; None: no projection
   head_bias: bool = False  # whether the projection has a bias
   act: str = 'gelu_erf'
+  norm: Literal[tuple(NORMS)] = 'layer'
   norm_eps: float = 1e-5
+  mlp: Literal['mlp', 'swiglu'] = 'mlp'
+  bias: bool = True  # whether the layers of the blocks have biases; False in AIMv2
   dtype: jnp.dtype = jnp.float32  # dtype of the body, as in `models.base.Classifier`
 
   @nn.compact
@@ -87,13 +102,17 @@ class TextTransformer(nn.Module):
       self.mlp_dim,
       self.mask,
       self.act,
+      self.norm,
       self.norm_eps,
+      self.mlp,
+      self.bias,
       self.dtype,
     )
     block = functools.partial(TextBlock, *fields)
     for i in range(self.depth):
       out[f'block{i:02d}'] = x = block(name=f'encoderblock_{i}')(x)
-    out['encoded'] = x = LayerNorm(eps=self.norm_eps, name='encoder_norm')(x)
+    norm = NORMS[self.norm](eps=self.norm_eps, name='encoder_norm')
+    out['encoded'] = x = norm(x)
     if self.pooling == 'last':
       x = x[:, -1]
     else:  # if the end token occurs several times, argmax finds the first

@@ -30,6 +30,7 @@ from vit_jax.nn.layers import (
 from vit_jax.nn.positions import (
   ADDED,
   POSEMBS,
+  SINES,
   WHERE,
   PositionEmbedding,
   RelativePositions,
@@ -63,7 +64,7 @@ class ViT(Classifier):
   # Width of the tanh layer before the head in pre-training (section 3.1); None: no such
   # layer, as in fine-tuning.
   representation_size: int | None = None
-  # 'learn', 'learn2d' and 'sincos2d' are added to tokens; the others act in attention.
+  # Those in `positions.ADDED` are added to tokens; the others act in attention.
   posemb: Literal[POSEMBS] = 'learn'
   # Where positions are added (Table 8). stem: before the first block. every: before every
   # block, from a table per block. shared: before every block, from one table.
@@ -481,7 +482,7 @@ FAMILY = Family(
   position='Transformer/posembed_input/pos_embedding',
   patches='embedding/kernel',
   stride=stride,
-  any_size=lambda fields: fields['posemb'] in ('sincos2d', 'rotary', 'none'),
+  any_size=lambda fields: fields['posemb'] in (*SINES, 'rotary', 'none'),
   # Google: ViT-B_16, R50+ViT-B_16.
   published=(
     (

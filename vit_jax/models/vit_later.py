@@ -26,13 +26,14 @@ from vit_jax.nn.layers import (
   MAPHead,
   MlpBlock,
   MultiHeadDotProductAttention,
+  QueryHead,
   check_images,
   linear_head,
 )
 from vit_jax.nn.positions import IN_ATTENTION, TABLES, TOKENS, Rope, TableOfOffsets
 from vit_jax.nn.stack import StochasticDepth, depth_rates
 
-CLASSIFIERS = (*vit.CLASSIFIERS, 'token_mean', 'distilled')
+CLASSIFIERS = (*vit.CLASSIFIERS, 'token_mean', 'distilled', 'query')
 # {classifier: how many of the tokens before the patches it reads}.
 READS_PREFIX = {'token': 1, 'token_mean': 1, 'distilled': 2}
 ROPES = ('none', *(kind for kind in positions.ROPES if kind != 'rotary'))
@@ -245,7 +246,8 @@ class LaterViT(vit.ViT, ImageTower):
 
   # token_mean: the cls token and the mean of the patches, side by side (DINOv2's linear
   # probes). distilled: the mean of two heads, one on the cls token and one on the first
-  # register (DeiT, arXiv 2012.12877). For the other values see `models.vit`.
+  # register (DeiT, arXiv 2012.12877). query: attention pooling by a query without MLP
+  # (AIMv2). For the other values see `models.vit`.
   classifier: Literal[CLASSIFIERS] = 'token'
   # Whether the model has a cls token; None: only if the classifier reads it.
   cls_token: bool | None = None
@@ -425,6 +427,8 @@ class LaterViT(vit.ViT, ImageTower):
           name='MAPHead_0',
         )
         x = pool(x if self.map_prefix else patches)
+      case 'query':
+        x = QueryHead(self.num_heads, name='QueryHead_0')(patches)
       case 'none':
         x = patches
     if self.final_norm == 'pooled':

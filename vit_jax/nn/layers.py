@@ -356,6 +356,29 @@ class MAPHead(nn.Module):
     return (x + mlp(norm(x)))[:, 0]
 
 
+class QueryHead(nn.Module):
+  """Attention pooling by a learned query per head. Maps [B, N, D] to [B, D].
+
+  The query is not projected, and no MLP follows (AIM, arXiv 2401.08541). All is in float32.
+  """
+
+  num_heads: int
+
+  @nn.compact
+  def __call__(self, x):
+    B, N, D = x.shape
+    head = (self.num_heads, D // self.num_heads)
+    query = self.param('query', nn.initializers.normal(0.02), head)
+
+    def project(name):
+      y = Dense(D, use_bias=False, outputs=head, name=name)(x)
+      return y.reshape(B, N, *head)
+
+    query = jnp.broadcast_to(query, (B, 1, *head))
+    x = attend_in(self, query, project('key'), project('value'))
+    return Dense(D, name='out')(x.reshape(B, D))
+
+
 class PatchEmbedding(nn.Module):
   """Projects each patch of an image to a vector (equation 1 of the ViT paper).
 

@@ -14,7 +14,8 @@ from vit_jax.errors import UserError
 from vit_jax.nn.layers import MlpBlock
 
 # Position embeddings that are added to tokens.
-ADDED = ('learn', 'learn2d', 'sincos2d')
+SINES = ('sincos2d', 'sincos2d_mae')
+ADDED = ('learn', 'learn2d', *SINES)
 # Position embeddings that act on queries and keys in every block.
 IN_ATTENTION = ('relative', 'rotary')
 POSEMBS = (*ADDED, *IN_ATTENTION, 'none')
@@ -33,7 +34,7 @@ class PositionEmbedding(nn.Module):
       'learn2d': half of the channels depend on the row, `pos_embedding_y` [1, h, D / 2],
       and half on the column, `pos_embedding_x` [1, w, D / 2]. Tokens outside the grid have
       a table of their own, `pos_embedding_cls` [1, N - h w, D].
-      'sincos2d': see `sincos2d`. Tokens outside the grid have zeros.
+      'sincos2d', 'sincos2d_mae': see `sincos2d`. Tokens outside the grid have zeros.
     std: standard deviation of the initial values; None: 1 / sqrt(D).
     tokens: which tokens outside the grid have rows: all ('prefix'), the first ('cls'),
       or none ('patches'). The others have zeros.
@@ -77,7 +78,7 @@ class PositionEmbedding(nn.Module):
         outside = table('pos_embedding_cls', others, D)
         added = jnp.concatenate([outside, added], axis=1)
     else:
-      added = sincos2d(h, w, D)
+      added = sincos2d(h, w, D, self.kind)
     if without := N - added.shape[1]:
       others = added.shape[1] - h * w
       outside, added = added[:, :others], added[:, others:]
@@ -205,17 +206,18 @@ def check_rows(
 # -- sines and cosines ------------------------------------------------------------------
 
 
-def sincos2d(h: int, w: int, width: int) -> np.ndarray:
+def sincos2d(h: int, w: int, width: int, kind: str = 'sincos2d') -> np.ndarray:
   """Returns the fixed 2-D sine-cosine embedding [1, h * w, D] in float32.
 
   It is MoCo v3's (arXiv 2104.02057, section 4), with big_vision's D / 4 frequencies from 1
   to 1 / 10,000. Channels are [sin x, cos x, sin y, cos y]. Positions are in the order of
-  rows.
+  rows. With the kind 'sincos2d_mae', the sequence of frequencies ends one step earlier, as
+  in MAE (arXiv 2111.06377) and AIMv2.
   """
   if width % 4:
     raise UserError(f'posemb sincos2d needs a width divisible by 4, not {width}.')
   y, x = np.mgrid[:h, :w]
-  steps = max(width // 4 - 1, 1)
+  steps = max(width // 4 - (kind == 'sincos2d'), 1)
   omega = 1.0 / 10_000.0 ** (np.arange(width // 4) / steps)
   x, y = (np.outer(axis.ravel(), omega) for axis in (x, y))
   table = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)

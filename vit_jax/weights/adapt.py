@@ -18,7 +18,7 @@ from vit_jax import resample, trees
 from vit_jax.errors import UserError, choose
 from vit_jax.models.base import Family
 from vit_jax.models.vit_later import has_cls
-from vit_jax.nn.positions import sincos2d
+from vit_jax.nn.positions import SINES, sincos2d
 from vit_jax.registry import Registry
 from vit_jax.weights import rename
 from vit_jax.weights.rename import Arrays
@@ -101,9 +101,9 @@ def tabulate_positions(
   if fields.get('posemb_where') != 'stem':
     return flat, fields
   table, has_class = flat.get(family.position), has_cls(fields)
-  if fields['posemb'] == 'sincos2d':
+  if fields['posemb'] in SINES:
     (H, W), (down, across) = image_size, family.stride(fields)
-    table = sincos2d(H // down, W // across, fields['width'])
+    table = sincos2d(H // down, W // across, fields['width'], fields['posemb'])
     tokens = 'patches' if has_class else 'prefix'
     fields = {**fields, 'posemb': 'learn', 'posemb_tokens': tokens}
   if table is None:

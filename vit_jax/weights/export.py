@@ -80,8 +80,8 @@ def _convert(to, family, flat, fields, size, class_names) -> tuple[dict, dict]:
   """Returns (arrays, config) in the format `to`; raises ValueError if that is impossible."""
   format = formats.find_writer(family, to)
   # Only Google's format has sine-cosine positions, as files without a table. Other formats
-  # need a table.
-  if to != 'google':
+  # need a table, but AIMv2's of transformers.
+  if to != 'google' and not (to == 'hf' and fields.get('posemb') == 'sincos2d_mae'):
     flat, fields = adapt.tabulate_positions(
       flat, fields, models.family(family), size, class_row=to != 'timm'
     )

@@ -27,6 +27,7 @@ _MARKERS = {
   'hf': r'text_model\.embeddings\.token_embedding\.weight',
   'open_clip': r'(text\.)?token_embedding\.weight',
   'big_vision': r'(params/)?txt/Embed_0/embedding',
+  'aimv2': r'text_encoder\.preprocessor\.text_embedding\.weight',
 }
 # Regexes of all arrays that do not belong to the image tower.
 _NAMES = {
@@ -34,6 +35,7 @@ _NAMES = {
   'open_clip': r'logit_(scale|bias)|text\..*|(token_embedding|ln_final)\..*'
   r'|positional_embedding|transformer\.resblocks\..*|text_projection',
   'big_vision': r'(params/)?(txt/.*|[tb])',
+  'aimv2': r'text_encoder\..*|text_projector\.weight|log_logit_scale',
 }
 
 
@@ -75,7 +77,7 @@ def read(tower: TextArrays, image: dict[str, Any]) -> Text:
       A ResNet has none, but the file's name may tell.
   """
   image = look_up(tower.name)[0] | image
-  cut = lambda name: re.sub(r'^(params/)?(txt/|text\.)?', '', name)
+  cut = lambda name: re.sub(r'^(params/)?(txt/|text\.|text_encoder\.)?', '', name)
   arrays = {cut(name): np.asarray(x) for name, x in tower.arrays.items()}
   return _READERS[tower.format](arrays, tower.config, image)
 
@@ -105,6 +107,8 @@ def _hf_rules(heads: int) -> Table:
 
 def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
   kind, own = config.get('model_type'), section(config, 'text_config')
+  if kind == 'aimv2':
+    return _aimv2(arrays, config, image)
   own = own | section(config, 'text_config_dict')
   fields, vocab = {}, arrays['text_model.embeddings.token_embedding.weight'].shape[0]
   if kind == 'clip':
@@ -125,6 +129,59 @@ def _hf(arrays: Arrays, config: dict, image: dict) -> Text:
     'num_heads': own.get('num_attention_heads', heads),
   }
   return _text(arrays, _hf_rules(fields['num_heads']), fields, tokens)
+
+
+# AIMv2's names in transformers -> Apple's.
+_APPLE = (
+  (r'^text_model\.embeddings\.token_embedding', 'preprocessor.text_embedding'),
+  (r'^text_model\.embeddings.*', 'preprocessor.positional_embedding'),
+  (r'^text_model\.encoder\.layers', 'trunk.blocks'),
+  (r'^text_model\.rms_norm', 'trunk.post_trunk_norm'),
+  (r'\.rms_norm(\d)', r'.norm_\1'),
+  (r'\.attention\.(out_)?', '.attn.'),
+  (r'\.ffn\.gate_proj', '.mlp.fc1'),
+  (r'\.ffn\.up_proj', '.mlp.fc3'),
+  (r'\.ffn\.down_proj', '.mlp.fc2'),
+  (r'^text_projection', 'text_projector'),
+)
+
+
+def _aimv2(arrays: Arrays, config: dict, image: dict) -> Text:
+  own = section(config, 'text_config')
+  heads = own.get('num_attention_heads', 6)
+  model, layer = 'text_model', 'text_model.encoder.layers.{i}'
+  rules = table(
+    Rule(f'{model}.embeddings.token_embedding.weight', 'embedding/embedding'),
+    Rule(f'{model}.embeddings.position_embedding.weight', 'pos_embedding'),
+    rename.norm(f'{layer}.rms_norm1', f'{BLOCK}/LayerNorm_0'),
+    rename.norm(f'{layer}.rms_norm2', f'{BLOCK}/LayerNorm_1'),
+    rename.fuse_heads(f'{layer}.attention.qkv', ATTENTION, heads),
+    [
+      rename.split_heads(f'{layer}.attention.{x[0]}_proj', f'{ATTENTION}/{x}', heads)
+      for x in rename.QKV
+    ],
+    rename.merge_heads(f'{layer}.attention.out_proj', f'{ATTENTION}/out', heads),
+    rename.dense(f'{layer}.ffn.gate_proj', f'{MLP}/gate'),
+    rename.dense(f'{layer}.ffn.up_proj', f'{MLP}/Dense_0'),
+    rename.dense(f'{layer}.ffn.down_proj', f'{MLP}/Dense_1'),
+    rename.norm(f'{model}.rms_norm', 'encoder_norm'),
+    rename.dense('text_projection', 'head'),
+  )
+  configs.require(own, {'qkv_bias': False, 'mlp_bias': False}, 'AIMv2')
+  fields = {
+    'norm': 'rms',
+    'norm_eps': own.get('rms_norm_eps', 1e-5),
+    'mlp': 'swiglu',
+    'act': configs.activation(own.get('hidden_act', 'silu')),
+    'num_heads': heads,
+    'eos': own.get('eos_token_id', 49407),
+  }
+  arrays = {re.sub('^log_logit', 'logit', name): x for name, x in arrays.items()}
+  # Both libraries compute with a scale within these limits.
+  most = np.log(config.get('max_logit_scale', 100.0))
+  arrays['logit_scale'] = np.clip(arrays['logit_scale'], 0, most)
+  tokens = {'clean': 'none', 'pad': None}
+  return _text(arrays, table(rules, rename.respell(rules, *_APPLE)), fields, tokens)
 
 
 def _siglip_tokens(vocab: int, clean: str) -> dict:
@@ -191,12 +248,13 @@ def _open_clip(arrays: Arrays, config: dict, image: dict) -> Text:
 
 def open_clip(text: Text) -> tuple[Arrays, dict]:
   """Returns (arrays, text_cfg) of a text tower in the format of open_clip."""
-  fields = {'mask': 'causal', 'pooling': 'eot'} | text.fields
+  fields = {'mask': 'causal', 'pooling': 'eot', 'norm': 'layer'} | text.fields
   allowed = {
     'mask': ('causal',),
     'pooling': ('eot',),
     'head_bias': (False,),
     'norm_eps': (1e-5,),
+    'norm': ('layer',),
   }
   configs.need(fields, 'open_clip', **allowed)
   arrays = rename.to_theirs(text.flat, _open_clip_rules(fields['num_heads']))
@@ -262,7 +320,8 @@ def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
     'length': length,
     'width': width,
     'depth': sum(name.endswith('/LayerNorm_0/scale') for name in flat),
-    'mlp_dim': flat[f'{MLP}/Dense_0/bias'.format(i=0)].shape[0],
+    'mlp_dim': flat[f'{MLP}/Dense_0/kernel'.format(i=0)].shape[1],
+    'bias': f'{MLP}/Dense_0/bias'.format(i=0) in flat,
     'outputs': flat['head/kernel'].shape[1] if 'head/kernel' in flat else None,
     'head_bias': 'head/bias' in flat,
   }
@@ -270,3 +329,4 @@ def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
 
 
 _READERS = {'hf': _hf, 'open_clip': _open_clip, 'big_vision': _big_vision}
+_READERS['aimv2'] = _aimv2

@@ -19,6 +19,7 @@ ATTENTION = f'{BLOCK}/MultiHeadDotProductAttention_0'
 MLP = f'{BLOCK}/MlpBlock_0'
 GATED = (f'{MLP}/gate', f'{MLP}/Dense_0')  # the first two layers of a SwiGLU
 MAP = 'MAPHead_0'
+QUERY = 'QueryHead_0'
 
 
 def _keep_names(*names: str) -> tuple[Rule, ...]:
@@ -61,6 +62,7 @@ GOOGLE = table(
     'pre_logits/{rest}',
     'projection/{rest}',
     f'{MAP}/{{rest}}',
+    f'{QUERY}/{{rest}}',
   ),
   Rule('Transformer/pos_embedding', POSITIONS, only_load=True),
   # Until 2022, big_vision stored the modules of the MAP head at the top level.
@@ -137,6 +139,7 @@ def _variations(flat: dict, heads: int, has) -> dict:
     if hidden or f'{at}/relpos/table' in flat:
       relpos, relpos_dim = kind, hidden
   branches = has(f'{BLOCK}/MlpBlock_1/Dense_0/kernel')
+  heads_of = (('distilled', 'head_dist/kernel'), ('query', f'{QUERY}/query'))
   fields = {
     'cls_token': f'{MAP}/probe' in flat and 'cls' in flat,
     'registers': flat['registers'].shape[1] if 'registers' in flat else 0,
@@ -152,7 +155,7 @@ def _variations(flat: dict, heads: int, has) -> dict:
     'block': 'branches' if branches else '' if second else 'parallel',
     'kv_heads': keys if {*keys} - {heads} else (),
     'final_norm': 'untied' if has('Transformer/cls_norm/scale') else final,
-    'classifier': 'distilled' if 'head_dist/kernel' in flat else '',
+    'classifier': next((pool for pool, name in heads_of if name in flat), ''),
   }
   biases = {
     'dense_bias': has(f'{ATTENTION}/out/bias'),
@@ -233,7 +236,7 @@ def _google_config(fields, image_size, class_names) -> dict:
   if fields['block'] in ('parallel', 'branches'):
     published['block'] = fields['block']
   # Other classifiers have the same arrays, so they are written unless they are the default.
-  if fields['classifier'] not in ('distilled', 'map'):
+  if fields['classifier'] not in ('distilled', 'map', 'query'):
     published['classifier'] = 'token' if vit_later.has_cls(fields) else 'gap'
   return configs.google_config(**published)(fields, image_size, class_names)
 
@@ -285,6 +288,20 @@ def timm(heads: int, has_stages: bool = True, fields: Mapping = MappingProxyType
     rename.norm(f'{stage}.norm{{k}}', f'{unit}/gn{{k}}'),
     rename.conv(f'{stage}.downsample.conv', f'{unit}/conv_proj'),
     rename.norm(f'{stage}.downsample.norm', f'{unit}/gn_proj'),
+  )
+
+
+def query_head(theirs: str, heads: int, names: tuple[str, str, str]) -> Table:
+  """Makes the rules of AIMv2's attention pooling, given the names of its three layers."""
+  key, value, out = names
+  query = rename.Transform(
+    lambda x: (x.reshape(heads, -1),), lambda xs: xs[0].reshape(1, 1, -1)
+  )
+  return table(
+    Rule(f'{theirs}.cls_token', f'{QUERY}/query', query),
+    rename.split_heads(f'{theirs}.{key}', f'{QUERY}/key', heads),
+    rename.split_heads(f'{theirs}.{value}', f'{QUERY}/value', heads),
+    rename.dense(f'{theirs}.{out}', f'{QUERY}/out'),
   )
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.nn.positions import SINES
 from vit_jax.weights import configs, rename, timm_options
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import vit
@@ -64,7 +65,8 @@ _CHOICES = {
   'proj_bias mlp_bias': ('dense_bias', {(True, True): True, (False, False): False}),
   'use_gated_mlp': ('mlp', {False: 'mlp', True: 'swiglu'}),
   'rope_theta': ('rope_base', {100.0: None}),
-  'is_native use_head': ('posemb', {(False, False): 'learn'}),
+  'is_native': ('posemb', {False: 'learn', True: 'sincos2d_mae'}),
+  'use_head': ('classifier', {False: 'gap', True: 'query'}),
   'use_relative_position_bias use_shared_relative_position_bias': (
     'relpos',
     {(False, False): 'none', (True, False): 'layer', (False, True): 'shared'},
@@ -190,6 +192,7 @@ def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -
     rename.norm(top('pooler.layernorm'), 'pooled_norm'),
     rename.dense(top('pooler.dense'), 'pre_logits'),
     rename.attention_pool(top('head'), MAP, heads),
+    vit.query_head(top('head'), heads, ('k_proj', 'v_proj', 'output_proj')),
     [rename.dense(end, 'head') for end in ends],
     rename.dense('distillation_classifier', 'head_dist'),
   )
@@ -246,7 +249,7 @@ KINDS = _kinds()
 _NAFLEX = 'siglip2_vision_model'
 # Models of image and text, whose 'vision_config' is the config of the image tower.
 _WHOLE = {'clip': 'clip_vision_model', 'siglip': 'siglip_vision_model'}
-_WHOLE |= {'siglip2': _NAFLEX}
+_WHOLE |= {'siglip2': _NAFLEX, 'aimv2': 'aimv2'}
 
 
 def _inner(config: dict) -> tuple[str, dict]:
@@ -302,7 +305,11 @@ def _find_head(flat: Arrays, fields: dict, facts: Facts) -> dict:
   from_config = {**facts.fields}
   from_config['layer_scale'] = facts.fields.get('layer_scale') is not None
   inferred['layer_scale'] = inferred['layer_scale'] is not None
-  for key in (*_INFERRED, 'layer_scale'):
+  from_config['use_head'] = facts.fields.get('classifier') == 'query'
+  inferred['use_head'] = inferred['classifier'] == 'query'
+  if from_config.get('posemb') in SINES and inferred['posemb'] == 'none':
+    inferred['posemb'] = from_config['posemb']  # they have no arrays
+  for key in (*_INFERRED, 'layer_scale', 'use_head'):
     if key in from_config and from_config[key] != inferred[key]:
       raise ValueError(
         f'its config says {key}={from_config[key]!r}, but its arrays say {inferred[key]!r}'
@@ -345,6 +352,8 @@ def _find_class(fields: dict) -> tuple[str, str, dict]:
   """Finds the class that can express all fields: (model_type, suffix, config)."""
   fits, ours = [], _unify(fields)
   for name, kind in KINDS.items():
+    if name in _WHOLE:
+      continue
     args = _write_fields(kind, fields)
     again = timm_options.USUAL | _read_fields(kind, args)
     for suffix, head in kind.heads:
@@ -401,7 +410,7 @@ _FORMAT = Format(
   name='hf',
   family='vit',
   marker='.+',
-  when=_has_type(*KINDS, *_WHOLE),
+  when=_has_type(*({*KINDS, *_WHOLE} - {'aimv2'})),
   ignored=_IGNORED,
   rules=_read_rules,
   infer=vit.infer,
@@ -413,6 +422,8 @@ _FORMAT = Format(
   needs=('num_heads',),
 )
 FORMATS = (
+  # Apple's own files of AIMv2 have the same model_type, but other names.
+  dataclasses.replace(_FORMAT, marker=r'vision_model\..+', when=_has_type('aimv2')),
   # SigLIP's classifiers average the tokens, and ignore the tower's own pooling.
   dataclasses.replace(
     _FORMAT,

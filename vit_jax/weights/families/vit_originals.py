@@ -162,7 +162,9 @@ def aim(heads: int) -> Table:
     (r'\.norm(\d)', r'.norm_\1'),
   )
   gated = _swiglu('trunk.blocks.{i}.mlp', 'fc1', 'fc3', 'fc2')
-  return table(gated, respell(vit.timm(heads), *names))
+  pool = vit.query_head('head', heads, ('k', 'v', 'linear'))
+  ends = table(pool, rename.dense('projector', 'head'))
+  return table(gated, ends, respell(vit.timm(heads), *names))
 
 
 def plain(heads: int) -> Table:
@@ -187,6 +189,12 @@ def _infer(flat: Arrays) -> Fields:
   if fields.get('final_norm') == 'pooled' and 'cls' in flat:
     fields |= {'classifier': 'gap', 'cls_token': True}
   return fields
+
+
+def _infer_aim(flat: Arrays) -> Fields:
+  """Infers the fields of AIMv2. Its model for images of any size has no table of positions."""
+  posemb = {} if POSITIONS in flat else {'posemb': 'sincos2d_mae'}
+  return _infer(flat) | posemb
 
 
 def _dino_tells(arrays: Arrays) -> Fields:
@@ -466,8 +474,10 @@ FORMATS = (
   ),
   # AIMv2.
   _format(
-    marker=r'preprocessor\.patchifier\.proj\.weight',
+    marker=r'(image_encoder\.)?preprocessor\.patchifier\.proj\.weight',
+    within=r'image_encoder\.|image_(?=projector)',
     rules=_pass_heads(aim),
+    infer=_infer_aim,
     facts=_facts(_CLIP_LEVELS | _WHOLE, norm_eps=1e-5),
   ),
   # MAE with its decoder.
