@@ -321,7 +321,7 @@ def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
     'width': width,
     'depth': sum(name.endswith('/LayerNorm_0/scale') for name in flat),
     'mlp_dim': flat[f'{MLP}/Dense_0/kernel'.format(i=0)].shape[1],
-    'bias': f'{MLP}/Dense_0/bias'.format(i=0) in flat,
+    'bias': any(re.fullmatch(r'encoderblock_\d+/M.*/bias', name) for name in flat),
     'outputs': flat['head/kernel'].shape[1] if 'head/kernel' in flat else None,
     'head_bias': 'head/bias' in flat,
   }
