@@ -180,10 +180,8 @@ def main(argv: list[str]) -> int:
       generation = tpu.GENERATIONS[name]
       for side, lower in sides.items():
         lowered = lower(subject, args.batch, tpu.devices(name)[:1])
-        options = runtime.options(tpu.devices(name)[0])
-        program = tpu.compiled(
-          lowered, name, read, options, inspect.getsource(cycles_of)
-        )
+        source = inspect.getsource(cycles_of)
+        program = tpu.compiled(lowered, name, read, more=source)
         cycles = count(program['text'], program['schedules'], generation)
         rows.append({'tpu': name, 'side': side, **cycles, **program['memory']})
         if not args.json:

@@ -7,12 +7,13 @@ import platform
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from vit_jax import files, machine, sharding
 from vit_jax.errors import OutOfMemory
 from vit_jax.train.workdir import LocalFolder
 
-# Compiler options by platform, and by kind of device.
+# Compiler options by platform.
 _OPTIONS = {
   # By default, XLA leaves matrix products on CPUs to YNNPACK. Eigen is up to 1.35 times as fast
   # at the shapes of a ViT (benchmarks/NOTES.md). This option leaves only reductions to YNNPACK.
@@ -20,14 +21,14 @@ _OPTIONS = {
   # Under fsdp, XLA would cut a product into a piece for each chip, too small for a matrix
   # unit. Gathering the parameters takes a quarter of the cycles (docs/speed.md).
   'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'},
-  # Sum a gradient over the chips while the next product runs. XLA would join the sums of a
-  # block into one, which then has to wait for all of them: join only small ones. The compiler
-  # supports this on v5e alone.
-  'TPU v5 lite': {
-    'xla_enable_async_all_reduce': 'true',
-    'xla_tpu_enable_async_collective_fusion_fuse_all_reduce': 'true',
-    'xla_jf_crs_combiner_threshold_in_bytes': '1048576',
-  },
+}
+# Sums a gradient over the chips while the next product runs: 3 % of a step of L/16 under fsdp,
+# but none where parameters are replicated (docs/speed.md). XLA would join the sums of a block
+# into one, which then has to wait for all of them: it joins small ones only.
+_SUM_BESIDE_PRODUCTS = {
+  'xla_enable_async_all_reduce': 'true',
+  'xla_tpu_enable_async_collective_fusion_fuse_all_reduce': 'true',
+  'xla_jf_crs_combiner_threshold_in_bytes': '1048576',
 }
 # Number of steps that the host may run ahead of the device: enough to keep it busy, and few
 # enough to notice a sequence of bad steps at once.
@@ -56,14 +57,20 @@ SMALLER = (
 )
 
 
-def options(device=None) -> dict[str, str]:
+def options(mesh: Mesh | None = None) -> dict[str, str]:
   """Returns the `compiler_options` of `jax.jit` that make a model fast.
 
   Args:
-    device: of the kind to compile for; by default the first of this process.
+    mesh: where the program will run; by default on the first device.
   """
-  device = device or jax.devices()[0]
-  return _OPTIONS.get(device.platform, {}) | _OPTIONS.get(device.device_kind, {})
+  device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+  chosen = dict(_OPTIONS.get(device.platform, {}))
+  # The compiler supports this on TPU v5e alone.
+  if (
+    device.device_kind == 'TPU v5 lite' and mesh is not None and mesh.shape['fsdp'] > 1
+  ):
+    chosen |= _SUM_BESIDE_PRODUCTS
+  return chosen
 
 
 def enable_compilation_cache() -> None:

@@ -123,7 +123,7 @@ def compiled(
   lowered,
   slice: str,
   read: Callable[..., dict],
-  options: dict[str, str],
+  options: dict[str, str] | None = None,
   more: str = '',
 ) -> dict:
   """Compiles a lowered program; returns the facts that `read` takes from the compiled one.
@@ -183,7 +183,7 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   used = kernels.using(*kernels.KERNELS)
   read = lambda program: {'text': program.as_text(), **runtime.memory(program)}
   with jax.set_mesh(mesh), used, runtime.report_out_of_memory(too_large):
-    options = runtime.options(described[0])
+    options = runtime.options(mesh)
     memory = compiled(trainer.lower(), f'{name}:{shape}', read, options)
   text = memory.pop('text')
   # libtpu does not reject all programs that are too large.
