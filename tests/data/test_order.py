@@ -170,7 +170,7 @@ def test_percentages_agree_with_tfds():
     ('train[:', ('train[:90%]',)),
     ('train[1.5:]', ('train[:90%]',)),
     ('train[:102]', (102, 101)),
-    ('train[50:50]', (101,)),
+    ('train[50:50]', (101, "'train[90%:]'")),
   ],
 )
 def test_wrong_splits(expression, facts):

@@ -230,6 +230,7 @@ def test_a_head_for_other_classes_is_new():
   loaded = vit_jax.load(path_of('detr_hf'), num_classes=3)
   assert loaded.params['head']['kernel'].shape == (32, 4)
   assert 'initialised afresh: head/bias, head/kernel' in loaded.report
+  assert 'unused' not in loaded.report
 
 
 # -- ViTDet -------------------------------------------------------------------------------

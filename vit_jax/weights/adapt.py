@@ -220,9 +220,8 @@ class Merge(NamedTuple):
     with_stats = f' and {stats} batch statistics' if stats else ''
     taken = f'{len(self.taken) - stats} parameters{with_stats} taken'
     lines = [f'{source.source} ({source.origin}): {taken}', *self.notes]
-    lines += _format_names(
-      {'initialised afresh': self.reinitialized, 'unused': self.unused}
-    )
+    unused = [name for name in self.unused if name not in self.reinitialized]
+    lines += _format_names({'initialised afresh': self.reinitialized, 'unused': unused})
     return '\n  '.join(lines)
 
 

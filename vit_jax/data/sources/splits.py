@@ -72,7 +72,10 @@ def ranges(expression: str, sizes: dict[str, int], where: str) -> list[tuple]:
     )
     out.append((name, low, max(low, high)))
   if all(low == high for _, low, high in out):
-    raise ValueError(f'Split {expression!r} of {where} selects no example: {sizes}')
+    raise ValueError(
+      f'Split {expression!r} of {where} selects no example: {sizes}. A share has a per '
+      "cent sign, 'train[90%:]'"
+    )
   return out
 
 
