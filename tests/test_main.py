@@ -58,6 +58,7 @@ REFUSED = [
   ('--config=folder:data=photos/cat', ('photos/cat/CLASS/1.jpg',)),
   (f'{DIGITS} --num_workers=9', ('"--config.data.workers"',)),
   (f'{DIGITS} --batchsize 9', ("'--batchsize'", '"--config.data.batch_size"')),
+  (f'{KEY}optim.lrr=1', ('config.optim.lrr', 'mean "lr"')),
   (f'{KEY}data.batch_size=12', ('batch_size=12', 8)),
   (f'{KEY}optim.accum=3', ('batch_size=64', 24, 'optim.accum')),
   (f'{KEY}optim.schedule.warmup=500', ('warmup', 500, ':warmup=N')),

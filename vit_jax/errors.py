@@ -151,9 +151,9 @@ def nearest(name, names, alike: float = 0.6) -> str | None:
     section, _, key = full.rpartition('.')
     if match := by_plain.get(plain(key)) or (section in by_plain and full):
       return match
-  # The first name that begins like it, as 'vit_tiny' of timm, or the most similar one.
+  # The first name that begins with a long text, as 'vit_tiny' of timm, or the most similar.
   text = plain(name)
-  longer = [x for x in by_plain if len(text) > 2 and x.startswith(text)]
+  longer = [x for x in by_plain if len(text) > 5 and x.startswith(text)]
   near = longer[-1:] or difflib.get_close_matches(text, by_plain, 1, alike)
   return by_plain[near[0]] if near else None
 
