@@ -126,7 +126,8 @@ def test_imagenet_21k_by_hand(capsys):
 
 def test_memory_on_a_mesh(capsys):
   argv = ('--config', f'{runs.ROOT}/configs/digits.py:debug', '--mesh', 'data=4')
-  record = record_of(capsys, *argv, '--config.model.depth=1')
+  pp = '--config.data.pp=resize(16)|value_range(-1, 1)'
+  record = record_of(capsys, *argv, '--config.model.depth=1', pp)
   memory = record['memory']
   assert memory['devices'] == 4
   assert memory['mesh'] == {'data': 4, 'fsdp': 1, 'tensor': 1}

@@ -31,9 +31,11 @@ _ALLOWED = {
 def main(argv: list[str]) -> int:
   """Prints the report or its JSON; returns 0."""
   parser = _parser()
-  args, rest = parser.parse_known_args(argv)
-  if unknown := [a for a in rest if not (args.config and a.startswith('--config.'))]:
-    parser.error(f'unrecognized arguments: {" ".join(unknown)}')
+  # argparse would take an assignment with a space in it for a model.
+  assignments = [a for a in argv if a.startswith('--config.')]
+  args = parser.parse_args([a for a in argv if a not in assignments])
+  if assignments and not args.config:
+    parser.error(f'unrecognized arguments: {" ".join(assignments)}')
   from vit_jax.tools.inspect import model, source
 
   question = _question(args, parser)
@@ -45,7 +47,7 @@ def main(argv: list[str]) -> int:
   if question == 'zoo':
     record, text = model.zoo()
   elif question == 'config':
-    record, text = _recipe(args, [a.removeprefix('--config.') for a in rest])
+    record, text = _recipe(args, [a.removeprefix('--config.') for a in assignments])
   elif question == 'source':
     record = source.describe(args.model, args.set)
     text = source.render(record)
