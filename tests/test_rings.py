@@ -31,8 +31,9 @@ def run_python(*args, path: str = '') -> str:
   ('missing', 'tests'),
   [
     ('vit_jax.detection', TESTS[2:]),
+    ('vit_jax.learn', TESTS[2:]),
     ('vit_jax.lab', TESTS[2:]),
-    ('vit_jax.detection,vit_jax.lab', [TRAINS, *TESTS]),
+    ('vit_jax.detection,vit_jax.learn,vit_jax.lab', [TRAINS, *TESTS]),
   ],
 )
 def test_the_core_works_without(missing, tests):

@@ -17,7 +17,7 @@ from typing import Any
 
 from vit_jax.errors import choose
 
-RINGS = ('vit_jax.detection', 'vit_jax.lab')
+RINGS = ('vit_jax.detection', 'vit_jax.learn', 'vit_jax.lab')
 # Names of the tables of the core. They are the keys that a ring's ENTRIES may have.
 TABLES = (
   'model',

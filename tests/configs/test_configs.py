@@ -53,7 +53,8 @@ RCNN = [
 @pytest.mark.parametrize(
   'spec',
   [
-    *('masked_patches', 'detr_coco', 'finetune', 'linear_seg', 'rcnn_digits'),
+    *('mae_i1k', 'masked_patches', 'detr_coco', 'finetune', 'linear_seg'),
+    'rcnn_digits',
     'detect.py:debug,masks=True',
     *(f'rcnn_coco.py:debug,variant={variant}' for variant in RCNN),
   ],

@@ -100,7 +100,7 @@ TRANSFORMERS = {
   'data2vec_hf': 'beit',
   'ijepa_hf': 'ijepa',
   'vit_msn_hf': 'vit',
-  'mae_hf': 'vit',
+  'mae_hf': 'vit_mae',
   'aimv2_hf': 'aimv2_vision_model',
   'aimv2_native_hf': 'aimv2_vision_model',
 }

@@ -150,8 +150,8 @@ def test_configs_that_contradict_the_arrays(tmp_path, name, key, value, words):
 
 def test_decoders_are_left_out_and_named():
   source = weights.read(GOLDEN / 'mae_hf')
-  assert source.unused
-  assert all(name.startswith('decoder.') for name in source.unused)
+  assert source.unused == [*source.own]
+  assert all(name.startswith('mae/') for name in source.own)
 
 
 @pytest.mark.parametrize(

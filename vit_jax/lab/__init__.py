@@ -4,8 +4,6 @@
 """
 
 ENTRIES = {
-  'task': {'masked_patches': 'vit_jax.lab.masked_patches:MaskedPatches'},
-  'evaluator type': {'masked_patches': 'vit_jax.lab.masked_patches:Evaluation'},
   'source': {
     'shapes': 'vit_jax.lab.data.shapes:Shapes',
     'vtab': 'vit_jax.lab.data.vtab:Vtab',

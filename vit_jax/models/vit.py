@@ -259,15 +259,18 @@ class Encoder(nn.Module):
     Returns:
       (normalised tokens [B, N, D] in float32, {name: [B, N, D]}).
     """
-    x, added = self._add_positions(x, grid, train)
+    x, added = self.add_positions(x, grid, train)
     own = {} if num_queries is None else {'num_queries': num_queries}
     last = len(self.rates) - 1
     more = lambda i: own if i == last else {}
     x, out = self._run_blocks(x, added, train, more=more)
     return LayerNorm(name='encoder_norm')(x), out
 
-  def _add_positions(self, x, grid, train: bool):
-    """Adds positions and applies dropout; returns (tokens, positions [1, N, D] or None)."""
+  def add_positions(self, x, grid, train: bool):
+    """Adds positions and applies dropout; returns (tokens, positions [1, N, D] or None).
+
+    An interceptor of this method can leave out patches, as MAE's does.
+    """
     added = None
     if self.added is not None:
       added = self.added()(x, grid)

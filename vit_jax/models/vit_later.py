@@ -216,7 +216,7 @@ class Encoder(vit.Encoder):
   @nn.compact
   def __call__(self, x, grid, *, train=False, num_queries=None):
     """Runs the blocks. Arguments and results are those of the paper's `Encoder`."""
-    x, added = self._add_positions(x, grid, train)
+    x, added = self.add_positions(x, grid, train)
     if self.pre_norm:
       x = self.norm(name='pre_norm')(x).astype(x.dtype)
 

@@ -80,7 +80,7 @@ def train(
     any_size = trainer.family.any_size(trainer.model.fields())
     evaluations.check_sizes(config, evals, any_size)
     abstract = trainer.abstract_state
-    initial = _read_weights(header, trainer.model, config, abstract.frozen)
+    initial = _read_weights(header, trainer, config)
     if older:
       saved.check_structure(abstract, initial)
     # Up to here, an error leaves the files of an older run as they were.
@@ -238,7 +238,7 @@ def _open_checkpoints(config: dict, workdir: Path) -> checkpoints.Checkpoints:
   return checkpoints.Checkpoints(workdir / 'checkpoints', **section, **options)
 
 
-def _read_weights(header, model, config, frozen) -> dict:
+def _read_weights(header, trainer, config) -> dict:
   """Returns {name: array} of the variables that a run takes from its weights.
 
   Args:
@@ -249,7 +249,7 @@ def _read_weights(header, model, config, frozen) -> dict:
   Raises:
     UserError: for frozen parameters that the weights do not provide.
   """
-  names = list(trees.flatten(frozen))
+  names = list(trees.flatten(trainer.abstract_state.frozen))
   if names and header is None and config['weights']:
     with prefix_errors('config.weights.source'):
       header = weights.from_section(**config['weights'])
@@ -262,7 +262,15 @@ def _read_weights(header, model, config, frozen) -> dict:
         f"gives {channels}: begin it with 'decode({header.channels})', or add "
         f'channels={header.channels} to a recipe that has this argument.'
       )
-    initial, report = weights.fit_section(header, config['weights'], model, tuple(size))
+    params = trees.flatten(trainer.abstract_params)
+    own = {
+      name: x.shape
+      for name, x in params.items()
+      if name.partition('/')[0] == trainer.task.OWN
+    }
+    initial, report = weights.fit_section(
+      header, config['weights'], trainer.model, tuple(size), own
+    )
     print(report, flush=True)
   if missing := [name for name in names if name not in initial]:
     raise UserError(

@@ -279,9 +279,33 @@ def fit(
     ]
     taken, report = merge(shapes, flat, skip)
     check_finite(taken)
-  unused = [n for n in source.unused if n not in report.unused]
+  names = dict.fromkeys([*source.unused, *source.own])
+  unused = [n for n in names if n not in report.unused]
   return taken, report._replace(
     notes=[*notes, *changes], unused=[*report.unused, *unused]
+  )
+
+
+def fit_own(
+  source: Source, shapes: Shapes, skip: Iterable[str], report: Merge
+) -> tuple[Arrays, Merge]:
+  """Fits a task's own parameters, of `shapes`; returns ({name: array}, the whole report).
+
+  Weights of another task have none of them, so all keep their initial values. If a file does
+  not say the number of heads, its kernels have one head.
+  """
+  flat = dict(source.own)
+  for name in flat.keys() & shapes.keys():
+    if 1 in flat[name].shape and flat[name].size == math.prod(shapes[name]):
+      flat[name] = flat[name].reshape(shapes[name])
+  if not flat.keys() & shapes.keys():
+    flat, skip = {}, ['.*']
+  taken, own = merge(shapes, flat, skip)
+  check_finite(taken)
+  return taken, report._replace(
+    taken=[*report.taken, *own.taken],
+    reinitialized=[*report.reinitialized, *own.reinitialized],
+    unused=[name for name in report.unused if name not in taken],
   )
 
 

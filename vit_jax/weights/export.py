@@ -30,7 +30,7 @@ def write(source: Source, dest: str | Path, to: str) -> tuple[list[Path], int]:
   fields, size = built.fields(), source.usual_size()
   flat, _ = fit(source, built, size)
   params = sum(x.size for name, x in flat.items() if not trees.is_statistic(name))
-  model = source.family, flat, fields, size, source.class_names
+  model = source.family, flat, source.own, fields, size, source.class_names
   with name_source(source.source):
     if to in ('timm', 'hf') and source.channels != 3:
       raise ValueError(
@@ -76,9 +76,10 @@ def _add_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarra
   return arrays
 
 
-def _convert(to, family, flat, fields, size, class_names) -> tuple[dict, dict]:
+def _convert(to, family, flat, own, fields, size, class_names) -> tuple[dict, dict]:
   """Returns (arrays, config) in the format `to`; raises ValueError if that is impossible."""
-  format = formats.find_writer(family, to)
+  key = next((name.partition('/')[0] for name in own), '')
+  format = formats.find_writer(family, to, key)
   # Only Google's format has sine-cosine positions, as files without a table. Other formats
   # need a table, but AIMv2's of transformers.
   if to != 'google' and not (to == 'hf' and fields.get('posemb') == 'sincos2d_mae'):
@@ -87,6 +88,7 @@ def _convert(to, family, flat, fields, size, class_names) -> tuple[dict, dict]:
     )
   if to == 'timm' and family == 'vit':
     flat, fields = timm_options.adapt(flat, fields, size)
+  flat = {**flat, **own} if format.own else flat
   return format.write(flat, fields, size, class_names)
 
 

@@ -68,6 +68,8 @@ class Writer:
       with which such a file is read.
     buffers: a function of (parameters, fields) that returns further arrays which the
       publisher's code needs.
+    own: a function of the parameters that returns further keys of the config, about the
+      parameters that `Format.own` names.
     alike: fields that may have another value after writing and reading, without a change
       in what the model computes.
   """
@@ -75,6 +77,7 @@ class Writer:
   config: Callable[[Fields, tuple[int, int], list[str] | None], dict]
   rules: Callable[[Arrays, Fields], Table] | None = None
   buffers: Callable[[Arrays, Fields], Arrays] = lambda flat, fields: {}
+  own: Callable[[Arrays], dict] = lambda flat: {}
   alike: tuple[str, ...] = ()
 
 
@@ -84,6 +87,7 @@ class _Parsed(NamedTuple):
   fields: Fields
   table: Table  # renames the arrays
   blanks: Arrays  # zeros that take no memory, with the parameters' shapes and our names
+  own: list[str]  # names of the task's own parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +124,8 @@ class Format:
     class_names: {number of classes: their names}, for files without names.
     resize: a function of the fields that returns a key of `adapt.RESIZERS`, the method by
       which the publisher's code resizes position embeddings.
+    own: the key of a task's own parameters that the file also has, such as those of a
+      decoder; '': it has none.
     writer: the functions that write this format; None: it can only be read.
   """
 
@@ -138,6 +144,7 @@ class Format:
   grid: Callable[[Arrays, Fields], tuple[int, int] | None] = lambda flat, fields: None
   class_names: Mapping[int, list[str]] = types.MappingProxyType({})
   resize: Callable[[Fields], str] = lambda fields: 'bilinear'
+  own: str = ''
   writer: Writer | None = None
 
   @property
@@ -174,6 +181,8 @@ class Format:
     }
     table = self.rules(zeros, facts) if callable(self.rules) else self.rules
     blanks = rename_arrays(zeros, table)
+    own = [name for name in blanks if name.partition('/')[0] == self.own]
+    blanks = {name: x for name, x in blanks.items() if name not in own}
     fields = merge_fields(facts.fields, self.infer(blanks))
     fields |= self.conclude(blanks, fields, facts)
     body = fields.get('backbone') or fields
@@ -182,7 +191,7 @@ class Format:
       raise ValueError(
         f'it has {depth:,} layers, but at most {adapt.MOST_LAYERS:,} are supported'
       )
-    return _Parsed(fields=fields, table=table, blanks=blanks)
+    return _Parsed(fields=fields, table=table, blanks=blanks, own=own)
 
   def write(
     self, flat: Arrays, fields: Fields, image_size: tuple[int, int], class_names
@@ -196,6 +205,7 @@ class Format:
     """
     assert self.writer is not None, self.name
     config = self.writer.config(fields, image_size, class_names)
+    config |= self.writer.own(flat)
     rules = self.rules
     if self.writer.rules:
       rules = self.writer.rules(flat, fields)
@@ -248,9 +258,14 @@ def all_formats() -> list[Format]:
   return [format for name in FORMATS for format in FORMATS[name]]
 
 
-def find_writer(family: str, to: str) -> Format:
-  """Returns the format `to` of a family; raises ValueError if it cannot be written."""
-  writers = {f.to: f for f in all_formats() if f.family == family and f.writer}
+def find_writer(family: str, to: str, own: str = '') -> Format:
+  """Returns the format `to` of a family; raises ValueError if it cannot be written.
+
+  Args:
+    own: the key of a task's own parameters. A format that holds them wins.
+  """
+  able = [f for f in all_formats() if f.family == family and f.writer]
+  writers = {f.to: f for key in ('', own) for f in able if f.own == key}
   if to not in writers:
     raise ValueError(f'{to} cannot store {family!r}; formats that can: {list(writers)}')
   return writers[to]

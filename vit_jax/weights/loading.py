@@ -57,8 +57,8 @@ def load(
   """Returns the model of a source, with its parameters.
 
   Args:
-    source: see above. A run without labels (task 'masked_patches') gives the encoder,
-      without a head and without the parameters that the task added.
+    source: see above. A run without labels (task 'mae' or 'masked_patches') gives the
+      encoder, without a head and without the parameters that the task added.
     variant: the model's size, such as 'B/16', if the source does not say it.
     image_size: the size of images, (H, W) or one number for both, to which position
       embeddings are resized. The pipeline keeps the source's interpolation, crop ratio and
@@ -195,6 +195,7 @@ class _FileHeader(Header):
 
   arrays: Mapping  # the model's arrays, under the file's names
   table: Table  # the table that renames them
+  own: list[str]  # names of the task's own parameters, see `Format.own`
   text: families_text.TextArrays | None  # the arrays of a text tower
 
   def read(self) -> Source:
@@ -203,7 +204,8 @@ class _FileHeader(Header):
       arrays = {name: np.asarray(x) for name, x in self.arrays.items()}
       flat = formats.rename_arrays(arrays, self.table)
     flat = {name: np.asarray(x, np.float32) for name, x in flat.items()}
-    return self._add_arrays(flat, text=self.text)
+    own = {name: flat.pop(name) for name in self.own}
+    return self._add_arrays(flat, own=own, text=self.text)
 
 
 def _read_file_header(source: str, variant: str | None, overrides: dict) -> _FileHeader:
@@ -254,8 +256,9 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
     resize=format.resize(fields),
     arrays=arrays,
     table=parsed.table,
+    own=parsed.own,
     shapes={name: x.shape for name, x in parsed.blanks.items()},
-    unused=unused,
+    unused=[*unused, *parsed.own],
     text=text,
   )
 
@@ -356,19 +359,29 @@ def from_section(
 
 
 def fit_section(
-  header: Header, section: dict, model, image_size: tuple[int, int]
+  header: Header,
+  section: dict,
+  model,
+  image_size: tuple[int, int],
+  own: adapt.Shapes | None = None,
 ) -> tuple[dict, str]:
   """Reads the arrays and fits them to a model with the options of the section `weights`.
 
   Parameters that tuning added to the weights are merged into their own.
 
+  Args:
+    own: {name: shape} of the task's own parameters, which weights of the same task have too.
+
   Returns:
-    ({name: array} of the model's variables, lines). The lines say what became of the
-    parameters.
+    ({name: array} of the variables, lines). The lines say what became of the parameters.
   """
   source = tuned.merge(header.read())
   options = {key: section[key] for key in ('skip', 'resize') if key in section}
   taken, report = adapt.fit(source, model, image_size, **options)
+  if own:
+    with name_source(source.source):
+      more, report = adapt.fit_own(source, own, options.get('skip', ()), report)
+    taken |= more
   return taken, report.describe(source)
 
 

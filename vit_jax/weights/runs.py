@@ -68,17 +68,16 @@ class _RunHeader(Header):
     step = saved.choose(self.source, self.which)
     with saved.checkpoints as checkpoints:
       frozen = self._read_frozen(checkpoints.list_frozen(step))
-      own = tasks.class_of(self.config).OWN  # the key of the task's own parameters
+      key = tasks.class_of(self.config).OWN  # the key of the task's own parameters
 
       def restore(step):
-        shapes = saved.shapes(step) if own and step is not None else {}
-        below = {n: s for n, (s, _) in shapes.items() if n.partition('/')[0] == own}
+        shapes = saved.shapes(step) if key and step is not None else {}
+        below = {n: s for n, (s, _) in shapes.items() if n.partition('/')[0] == key}
         below = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in below.items()}
         params = trees.combine(abstract['params'], trees.unflatten(below))
         variables, _ = checkpoints.restore_variables(
           {**abstract, 'params': params}, ema=self.ema, frozen=frozen, step=step
         )
-        variables['params'].pop(own, None)
         return variables
 
       if step is None:
@@ -87,9 +86,10 @@ class _RunHeader(Header):
         variables = restore(step)
     flat = trees.flatten_variables(jax.tree.map(np.asarray, variables))
     added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
+    own = {name: flat.pop(name) for name in [*flat] if name.partition('/')[0] == key}
     flat = adapt.unstack(flat, self.model.family)
     section = section if added else {}
-    return self._add_arrays(flat, step=step, tune=section, added=added)
+    return self._add_arrays(flat, step=step, tune=section, added=added, own=own)
 
   def _read_frozen(self, names: list[str]) -> dict:
     """Returns {name: array} of the frozen parameters.

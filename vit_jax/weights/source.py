@@ -71,6 +71,8 @@ class Source(Header):
   # The added parameters, 'tune/...', and their batch statistics; None: they have their
   # initial values.
   added: dict[str, np.ndarray] | None = dataclasses.field(default_factory=dict)
+  # The parameters of the task in the same file or run, such as a decoder's, 'mae/...'.
+  own: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
   # The arrays of a text tower in the same file, a `families.text.TextArrays`, or None.
   text: Any = None
 

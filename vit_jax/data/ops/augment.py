@@ -7,7 +7,7 @@ images that ops take.
 import math
 from typing import Annotated
 
-from vit_jax.check import Fraction, Range
+from vit_jax.check import Fraction, Positive, Range
 from vit_jax.data.lazy_tf import tf
 from vit_jax.data.ops import arguments, geometry
 from vit_jax.data.ops.arguments import (
@@ -187,7 +187,7 @@ def random_affine(
 
 
 @op('random_erasing', draws=5, keeps_positions=True)
-def random_erasing(p: Fraction = 0.25):
+def random_erasing(p: Fraction = 0.25, std: Positive = 0.45):
   """Fills a random rectangle with noise (arXiv 1708.04896), as for Swin and ConvNeXt.
 
   Takes float images, so it stands after value_range. The rectangle has 2 to 33.3 % of the
@@ -199,6 +199,7 @@ def random_erasing(p: Fraction = 0.25):
 
   Args:
     p: the share of images that get a rectangle.
+    std: standard deviation of the noise.
   """
   area_min, area_max = 2, 100 / 3  # in percent
   low, high = math.log(0.3), math.log(1 / 0.3)
@@ -216,7 +217,7 @@ def random_erasing(p: Fraction = 0.25):
     x = tf.cast(u[4] * tf.cast(W - w + 1, tf.float32), tf.int32)
     # u is a multiple of 2**-24, so this loses nothing.
     seed = tf.cast(u[1:3] * 2**24, tf.int32)
-    noise = tf.random.stateless_normal([h, w, image.shape[-1]], seed, stddev=0.45)
+    noise = tf.random.stateless_normal([h, w, image.shape[-1]], seed, stddev=std)
     band = image[y : y + h]
     band = tf.concat([band[:, :x], tf.cast(noise, image.dtype), band[:, x + w :]], 1)
     erased = tf.concat([image[:y], band, image[y + h :]], 0)

@@ -115,7 +115,7 @@ def _read_fields(kind: 'Kind', config: dict) -> dict:
   return fields
 
 
-def _write_fields(kind: 'Kind', fields: dict) -> dict:
+def write_fields(kind: 'Kind', fields: dict) -> dict:
   """Translates fields to a config. A key keeps its default if none of its values fits."""
   config, same = dict(kind.keys), lambda x: x
   for key in config.keys() & _FIELDS.keys():
@@ -135,7 +135,9 @@ def _write_fields(kind: 'Kind', fields: dict) -> dict:
 # -- names ----------------------------------------------------------------------------
 
 
-def _rules(kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False) -> Table:
+def make_rules(
+  kind: 'Kind', fields: dict, bare: bool = False, flat: bool = False
+) -> Table:
   """Makes the rename table of a kind.
 
   Args:
@@ -284,7 +286,7 @@ def facts(config: dict, source: str) -> Facts:
 
 def _read_rules(arrays: Arrays, facts: Facts) -> Table:
   name, _ = _inner(facts.config or {})
-  return _rules(KINDS[name], facts.fields, flat=name == _NAFLEX)
+  return make_rules(KINDS[name], facts.fields, flat=name == _NAFLEX)
 
 
 # Fields that follow from the arrays, which the config can therefore contradict.
@@ -354,7 +356,7 @@ def _find_class(fields: dict) -> tuple[str, str, dict]:
   for name, kind in KINDS.items():
     if name in _WHOLE:
       continue
-    args = _write_fields(kind, fields)
+    args = write_fields(kind, fields)
     again = timm_options.USUAL | _read_fields(kind, args)
     for suffix, head in kind.heads:
       theirs = _unify(again | {'num_classes': fields['num_classes']} | head)
@@ -386,7 +388,7 @@ def _config(fields: dict, image_size: tuple[int, int], class_names) -> dict:
 
 def _write_rules(flat: Arrays, fields: dict) -> Table:
   name, suffix, _ = _find_class(fields)
-  return _rules(KINDS[name], fields, bare=suffix == 'Model')
+  return make_rules(KINDS[name], fields, bare=suffix == 'Model')
 
 
 def _mask_token(flat: Arrays, fields: dict) -> Arrays:
@@ -406,7 +408,7 @@ def _has_type(*kinds: str) -> Callable[[dict, str], bool]:
 
 # Arrays of decoders and of text towers.
 _IGNORED = r'(decoder|lm_head|text_model|text_projection)\..*|logit_(scale|bias)'
-_FORMAT = Format(
+FORMAT = Format(
   name='hf',
   family='vit',
   marker='.+',
@@ -423,28 +425,28 @@ _FORMAT = Format(
 )
 FORMATS = (
   # Apple's own files of AIMv2 have the same model_type, but other names.
-  dataclasses.replace(_FORMAT, marker=r'vision_model\..+', when=_has_type('aimv2')),
+  dataclasses.replace(FORMAT, marker=r'vision_model\..+', when=_has_type('aimv2')),
   # SigLIP's classifiers average the tokens, and ignore the tower's own pooling.
   dataclasses.replace(
-    _FORMAT,
+    FORMAT,
     marker=r'classifier\.weight',
     when=_has_type('siglip'),
     ignored=rf'{_IGNORED}|vision_model\.head\..*',
   ),
   dataclasses.replace(
-    _FORMAT,
+    FORMAT,
     when=_has_type('siglip2', _NAFLEX),
     resize=lambda fields: 'bilinear_antialias',
   ),
   dataclasses.replace(
-    _FORMAT,
+    FORMAT,
     writer=Writer(
       config=_config, rules=_write_rules, buffers=_mask_token, alike=_ALIKE
     ),
   ),
   # Files without a model_type.
   dataclasses.replace(
-    _FORMAT,
+    FORMAT,
     marker=r'(vit\.)?(encoder\.layer|layers)\.0\.layernorm_before\..+',
     when=lambda config, file: True,
   ),

@@ -409,6 +409,13 @@ _open_clip_format = functools.partial(
 _pe_facts = functools.partial(
   _facts, _HALF_LEVELS | _SQUASHED, norm_eps=1e-5, rope='pe'
 )
+# MAE. With its decoder, the ring `learn` reads and writes it.
+MAE = _format(
+  marker=r'decoder_embed\.weight',
+  ignored=r'decoder_.*|mask_token',
+  rules=_pass_heads(plain),
+  facts=_facts(_CROPPED),
+)
 FORMATS = (
   # DINOv3.
   _format(
@@ -480,13 +487,7 @@ FORMATS = (
     infer=_infer_aim,
     facts=_facts(_CLIP_LEVELS | _WHOLE, norm_eps=1e-5),
   ),
-  # MAE with its decoder.
-  _format(
-    marker=r'decoder_embed\.weight',
-    ignored=r'decoder_.*|mask_token',
-    rules=_pass_heads(plain),
-    facts=_facts(_CROPPED),
-  ),
+  MAE,
   # Files with timm's names, recognised by the name of the file.
   _format(
     marker=r'blocks\.0\.attn\.qkv\.weight',

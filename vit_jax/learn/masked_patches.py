@@ -107,6 +107,15 @@ def corrupt(
 # -- targets --------------------------------------------------------------------------
 
 
+def cut(images, patch: tuple[int, int]):
+  """Cuts images [B, H, W, C] into patches [B, N, ph * pw * C], row by row."""
+  B, H, W, C = images.shape
+  ph, pw = patch
+  h, w = H // ph, W // pw
+  x = images[:, : h * ph, : w * pw].reshape(B, h, ph, w, pw, C).swapaxes(2, 3)
+  return x.reshape(B, h * w, ph * pw * C)
+
+
 def color_code(color):
   """Encodes colours [..., C] in [-1, 1] as int32 [...], with 3 bits per channel.
 
@@ -143,14 +152,12 @@ class Target:
 
     Targets are int32 [B, N, parts ** 2], or for pixels float32 [B, N, ph * pw * C].
     """
-    B, H, W, C = images.shape
-    ph, pw = self.patch
-    h, w = H // ph, W // pw
-    x = images[:, : h * ph, : w * pw].reshape(B, h, ph, w, pw, C).swapaxes(2, 3)
+    x = cut(images, self.patch)
     if (n := self.parts) is None:
-      return x.reshape(B, -1, ph * pw * C)
-    x = x.reshape(B, -1, n, ph // n, n, pw // n, C).mean((3, 5))
-    return color_code(x.reshape(B, -1, n * n, C))
+      return x
+    (ph, pw), (B, N, _), C = self.patch, x.shape, images.shape[-1]
+    x = x.reshape(B, N, n, ph // n, n, pw // n, C).mean((3, 5))
+    return color_code(x.reshape(B, N, n * n, C))
 
   def measure(self, predictions, targets) -> dict:
     """Compares predictions with targets: 'loss' [...], for colours also 'accuracy' [...].
@@ -167,6 +174,23 @@ class Target:
 
 
 # -- task and evaluator ---------------------------------------------------------------
+
+
+def check_encoder(task: str, model) -> None:
+  """Raises ValueError unless a model has patches, and no layers after its encoder."""
+  if model.untuned is not model:
+    raise ValueError(f'{task} needs config.tune.method=full or rules')
+  if model.family.patches is None:
+    allowed = [name for name in models.MODELS if models.family(name).patches]
+    raise ValueError(f'{type(model).__name__} has no patches: choose one of {allowed}')
+  fields = model.fields()
+  for field in ('num_classes', 'representation_size', 'classifier'):
+    value = fields.get(field)
+    if value in ('map', 'query') if field == 'classifier' else value is not None:
+      raise ValueError(
+        f'config.model.{field}={value!r} adds a layer after the encoder: set it when the '
+        'model is fine-tuned'
+      )
 
 
 class MaskedPatches:
@@ -197,25 +221,11 @@ class MaskedPatches:
       rate: share of each image's patches that are corrupted. 80 % of these get the mask
         embedding, 10 % get another patch's embedding, and 10 % keep their own.
     """
-    if model.untuned is not model:
-      raise ValueError('masked_patches needs config.tune.method=full or rules')
+    check_encoder(self.OWN, model)
     family = model.family
-    fields = model.fields()
-    if family.patches is None:
-      allowed = [name for name in models.MODELS if models.family(name).patches]
-      raise ValueError(
-        f'{type(model).__name__} has no patches: choose one of {allowed}'
-      )
-    for field in ('num_classes', 'representation_size', 'classifier'):
-      value = fields.get(field)
-      if value in ('map', 'query') if field == 'classifier' else value is not None:
-        raise ValueError(
-          f'config.model.{field}={value!r} adds a layer after the encoder: set it when the '
-          'model is fine-tuned'
-        )
     H, W, C = spec['image'].shape[1:]
     # The patch size is in pixels of the image, even for hybrids.
-    patch = family.stride(fields)
+    patch = family.stride(model.fields())
     self.patches = math.prod(n // s for n, s in zip((H, W), patch, strict=True))
     self.corrupted = round(rate * self.patches)
     if self.patches < 2 or self.corrupted < 1:
@@ -285,12 +295,12 @@ class MaskedPatches:
 
 
 class Evaluation(OneSplit):
-  """Averages loss and accuracy of `masked_patches` over the images of a split.
+  """Averages the loss of masked patches, and the accuracy of colours, over a split.
 
-  Every evaluation corrupts the same patches of an image in the same way.
+  Every evaluation masks the same patches of an image.
   """
 
-  TASKS = ('masked_patches',)
+  TASKS = ('mae', 'masked_patches')
   METRICS: ClassVar = {
     'accuracy': Metric(percent=True, larger_is_better=True),
     'loss': Metric(larger_is_better=False),

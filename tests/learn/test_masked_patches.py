@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import naming
 from vit_jax import evaluators, models, sharding, tasks, tune
-from vit_jax.lab import masked_patches
+from vit_jax.learn import masked_patches
 from vit_jax.train.step import gradients
 
 SPEC = {'image': jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)}  # 16 patches each

@@ -1,0 +1,136 @@
+"""Reads and writes MAE with its decoder, under the names of its authors and of transformers.
+
+The encoder alone is read by the formats of the core, which these extend.
+"""
+
+import dataclasses
+
+from vit_jax.learn.mae import MAE
+from vit_jax.weights import configs, rename
+from vit_jax.weights.configs import Facts
+from vit_jax.weights.families import vit_hf, vit_originals
+from vit_jax.weights.formats import Writer
+from vit_jax.weights.rename import Arrays, Rule, Table, table
+
+_BLOCK = f'{MAE.OWN}/encoderblock_0'
+_KIND = vit_hf.KINDS['vit_mae']
+# The key of a config for the number of heads of the decoder.
+_HEADS = 'decoder_num_attention_heads'
+
+
+def _nest(rules: Table, theirs: str, decoder: str) -> Table:
+  """Returns those rules of an encoder's layers that a decoder also has.
+
+  Args:
+    theirs: start of the names of these layers in a file.
+    decoder: the same for a decoder.
+  """
+  own = lambda name: f'{MAE.OWN}/{name.removeprefix("Transformer/")}'
+  return tuple(
+    rule._replace(
+      theirs=decoder + rule.theirs.removeprefix(theirs),
+      ours=tuple(own(name) for name in rule.targets),
+    )
+    for rule in rules
+    if rule.theirs.startswith(theirs)
+  )
+
+
+def _ends(prefix: str) -> Table:
+  """Returns the rules of a decoder's arrays outside of its blocks."""
+  return table(
+    Rule(f'{prefix}decoder_pos_embed', f'{MAE.OWN}/positions'),
+    Rule(f'{prefix}mask_token', f'{MAE.OWN}/mask'),
+    rename.dense(f'{prefix}decoder_embed', f'{MAE.OWN}/embed'),
+    rename.norm(f'{prefix}decoder_norm', f'{MAE.OWN}/encoder_norm'),
+    rename.dense(f'{prefix}decoder_pred', f'{MAE.OWN}/pred'),
+  )
+
+
+def _authors(fields: dict, decoder_heads: int) -> Table:
+  decoder = _nest(vit_originals.plain(decoder_heads), 'blocks.', 'decoder_blocks.')
+  return table(_ends(''), decoder, vit_originals.plain(fields['num_heads']))
+
+
+def _hf(fields: dict, decoder_heads: int) -> Table:
+  own = vit_hf.make_rules(_KIND, {**fields, 'num_heads': decoder_heads})
+  decoder = _nest(own, 'vit.encoder.layer.', 'decoder.decoder_layers.')
+  return table(_ends('decoder.'), decoder, vit_hf.make_rules(_KIND, fields))
+
+
+def _decoder_of(flat: Arrays) -> dict:
+  """Returns the keys of transformers' config that describe a decoder."""
+  query = f'{_BLOCK}/MultiHeadDotProductAttention_0/query/kernel'
+  width, heads, _ = flat[query].shape
+  blocks = {n.split('/')[1] for n in flat if n.startswith(f'{MAE.OWN}/encoderblock_')}
+  return {
+    'decoder_hidden_size': width,
+    'decoder_num_hidden_layers': len(blocks),
+    'decoder_intermediate_size': flat[f'{_BLOCK}/MlpBlock_0/Dense_0/kernel'].shape[1],
+    _HEADS: heads,
+    'norm_pix_loss': True,
+  }
+
+
+def _heads(facts: Facts, usual: int) -> int:
+  return (facts.config or {}).get(_HEADS, usual)
+
+
+def _authors_rules(arrays: Arrays, facts: Facts) -> Table:
+  # A file does not say the number of heads of its decoder. Published decoders are 512 wide
+  # and have 16 heads. Others are read as one head, to be split by the task.
+  usual = 16 if arrays['mask_token'].shape[-1] == 512 else 1
+  return _authors(facts.fields, _heads(facts, usual))
+
+
+def _write_rules(make):
+  """Turns a function of (fields, heads of the decoder) into a `Writer.rules`."""
+  return lambda flat, fields: make(fields, _decoder_of(flat)[_HEADS])
+
+
+def _authors_config(fields, image_size, class_names) -> dict:
+  ours = {'fields': {'num_heads': fields['num_heads']}, 'image_size': list(image_size)}
+  return {'vit_jax': ours}
+
+
+def _hf_decoder(flat: Arrays) -> dict:
+  decoder = _decoder_of(flat)
+  if decoder[_HEADS] == 1:
+    raise ValueError(
+      f'the number of heads of its decoder is unknown: set {_HEADS} in its config.json'
+    )
+  return decoder
+
+
+def _hf_config(fields, image_size, class_names) -> dict:
+  size = {'image_size': configs.int_or_pair(image_size), 'num_channels': 3}
+  kind = {'architectures': ['ViTMAEForPreTraining'], 'model_type': 'vit_mae'}
+  return vit_hf.write_fields(_KIND, fields) | size | kind
+
+
+FORMATS = (
+  dataclasses.replace(
+    vit_originals.MAE,
+    own=MAE.OWN,
+    ignored='(?!)',
+    rules=_authors_rules,
+    writer=Writer(
+      config=_authors_config,
+      rules=_write_rules(_authors),
+      own=_decoder_of,
+    ),
+  ),
+  dataclasses.replace(
+    vit_hf.FORMAT,
+    marker=r'decoder\.decoder_embed\.weight',
+    when=lambda config, name: config.get('model_type') == 'vit_mae',
+    own=MAE.OWN,
+    ignored='(?!)',
+    rules=lambda arrays, facts: _hf(facts.fields, _heads(facts, 16)),
+    writer=Writer(
+      config=_hf_config,
+      rules=_write_rules(_hf),
+      own=_hf_decoder,
+    ),
+  ),
+)
