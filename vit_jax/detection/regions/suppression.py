@@ -55,16 +55,6 @@ def keep(
   return mask[jnp.argsort(order)]
 
 
-def _best(scores: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the largest scores and their positions; ties keep their order.
-
-  It sorts, because `top_k` of 2,000 among 200,000 takes 1.17 times the cycles of a TPU v5e.
-  """
-  places = jnp.arange(len(scores))
-  falling, index = jax.lax.sort((-scores, places), num_keys=1, is_stable=True)
-  return -falling[:number], index[:number]
-
-
 def proposals(
   logits: Sequence[jax.Array],
   deltas: Sequence[jax.Array],
@@ -96,7 +86,9 @@ def proposals(
   for number, logit, delta, anchor in zip(
     numbers, logits, deltas, anchors, strict=True
   ):
-    best, index = _best(logit.astype(jnp.float32), number)
+    logit = logit.astype(jnp.float32)
+    # A NaN would count as the largest.
+    best, index = jax.lax.top_k(jnp.where(jnp.isnan(logit), -jnp.inf, logit), number)
     more = max(numbers) - number
     best = jnp.pad(best, (0, more), constant_values=-jnp.inf)
     index = jnp.pad(index, (0, more))
