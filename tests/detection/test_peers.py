@@ -5,6 +5,7 @@ import math
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -305,7 +306,13 @@ def test_suppression_beside_torchvision(torch, threshold, whole):
   classes, number = rng.integers(0, 3, (cases, n)), rng.integers(0, n + 1, cases)
   number[0] = 0
   valid = np.arange(n) < number[:, None]
-  keep = lambda *args: suppression.keep(*args[:2], threshold, *args[2:])
+
+  def keep(boxes, scores, *arrays):
+    order = jnp.argsort(-scores)
+    arrays = (x[order] for x in arrays)
+    kept = suppression.keep(boxes[order], threshold, *arrays)
+    return kept[jnp.argsort(order)]
+
   alone = np.array(jax.jit(jax.vmap(keep))(boxes, scores, valid))
   within = np.array(jax.jit(jax.vmap(keep))(boxes, scores, valid, classes))
   for i, m in enumerate(number):

@@ -16,10 +16,17 @@ encode = jax.jit(coding.encode)
 decode = jax.jit(coding.decode, static_argnames='clamp_both')
 match = jax.jit(assign.match, static_argnames='low_quality')
 sample = jax.jit(assign.sample, static_argnums=(2, 3))
-keep = jax.jit(suppression.keep)
 detections = jax.jit(
   suppression.detections, static_argnames=('most', 'candidates', 'soft')
 )
+
+
+@jax.jit
+def keep(boxes, scores, threshold, valid, *classes):
+  """Calls `suppression.keep` with boxes in order of falling score."""
+  order = jnp.argsort(-scores, stable=True)
+  arrays = (jnp.asarray(x)[order] for x in (valid, *classes))
+  return suppression.keep(boxes[order], threshold, *arrays)[jnp.argsort(order)]
 
 
 @functools.cache
@@ -198,7 +205,7 @@ def test_suppression_of_ties_of_a_chain_and_of_nothing():
   survivors = keep(boxes, -x, 0.3, np.ones(40, bool))
   assert survivors.tolist() == [True, False] * 20
   assert not keep(boxes, -x, 0.3, np.zeros(40, bool)).any()
-  none = suppression.keep(jnp.zeros((0, 4)), jnp.zeros(0), 0.3, jnp.ones(0, bool))
+  none = suppression.keep(jnp.zeros((0, 4)), 0.3, jnp.ones(0, bool))
   assert none.shape == (0,)
 
 
@@ -234,7 +241,7 @@ def test_suppression_is_the_loop_whatever_the_padding():
     out[:, real] = x
     return out
 
-  run = jax.jit(jax.vmap(suppression.keep, (0, 0, None, None, 0)))
+  run = jax.jit(jax.vmap(keep, (0, 0, None, None, 0)))
   for threshold in (0.3, 0.5, 0.7):
     # Padding covers everything, scores best, and in other rows is not a number.
     for corner, score in ((0.0, 2.0), (np.nan, np.nan)):

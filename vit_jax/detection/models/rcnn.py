@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from vit_jax.check import Count, Fraction, Range
@@ -141,7 +140,7 @@ class RCNN(Model):
     if targets is None:
       outputs, more = self._detect(source, sizes, proposals, train)
     else:
-      every = np.concatenate(every)
+      every = jnp.concatenate(every)
       rpn |= self._label_anchors(every, rpn['deltas'], sizes, targets)
       outputs, more = self._train(source, sizes, proposals, targets)
       outputs['rpn'] = rpn
@@ -165,7 +164,7 @@ class RCNN(Model):
       )
     return maps, dict(out)
 
-  def _anchors(self, size, maps, strides) -> list[np.ndarray]:
+  def _anchors(self, size, maps, strides) -> list[jax.Array]:
     """Returns the anchors [h w A, 4] of each level."""
     origin, levels = ORIGINS[self.origin], []
     for x, stride, sides in zip(maps, strides, self.anchor_sizes, strict=True):
@@ -189,7 +188,7 @@ class RCNN(Model):
     logits, deltas = jax.lax.stop_gradient((logits, deltas))
     return jax.vmap(propose, (0, 0, None, 0))(logits, deltas, every, sizes)
 
-  def _label_anchors(self, every: np.ndarray, deltas, sizes, targets: dict) -> dict:
+  def _label_anchors(self, every: jax.Array, deltas, sizes, targets: dict) -> dict:
     """Samples anchors; returns a dict with 'label' and 'positives'.
 
     'label' is int [B, A], -1 for anchors that are not sampled. 'positives' are the sampled
@@ -212,7 +211,7 @@ class RCNN(Model):
       drawn = assign.sample(priority, label, self.anchor_sample, most)
       first = drawn.index[: max(most, 1)]  # positives come first
       positives = {
-        'boxes': jnp.asarray(every)[first],
+        'boxes': every[first],
         'target': boxes[index[first]],
         'valid': drawn.positive[: len(first)],
         'deltas': deltas[first],

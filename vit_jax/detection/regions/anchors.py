@@ -6,6 +6,8 @@ arXiv 1612.03144, section 4.1.
 
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -30,8 +32,10 @@ def anchors(
   strides: tuple[float, float],
   cell: np.ndarray,
   offset: float = 0.0,
-) -> np.ndarray:
+) -> jax.Array:
   """Returns the anchors of a level, float32 [h w A, 4], ordered by row, column and `cell`.
+
+  A program computes them, because some 200,000 anchors would be most of its text.
 
   Args:
     strides: pixels between two positions, vertically and horizontally.
@@ -39,9 +43,9 @@ def anchors(
     offset: position within a cell of the map: 0 for the corner, 0.5 for the centre.
   """
   y, x = (
-    (np.arange(n, dtype=np.float32) + np.float32(offset)) * np.float32(stride)
+    (jnp.arange(n, dtype=jnp.float32) + offset) * stride
     for n, stride in zip(grid, strides, strict=True)
   )
-  y, x = np.meshgrid(y, x, indexing='ij')
-  places = np.stack([x, y, x, y], -1)[:, :, None]  # [h, w, 1, 4]
+  y, x = jnp.meshgrid(y, x, indexing='ij')
+  places = jnp.stack([x, y, x, y], -1)[:, :, None]  # [h, w, 1, 4]
   return (places + cell).reshape(-1, 4)

@@ -48,6 +48,8 @@ def targets(
   x, y = ((low[:, i], high[:, i], starts[:, i], ends[:, i]) for i in (0, 1))
   columns = _weights(*x, width, bins, aligned)
   rows = _weights(*y, height, bins, aligned)
+  # Apart from their products, which take long to compile for a TPU with weights inside.
+  columns, rows = jax.lax.optimization_barrier((columns, rows))
   chosen = masks[index].astype(jnp.float32)
   pooled = jnp.einsum('rph,rhw->rpw', rows, chosen, precision='highest')
   return scale * jnp.einsum('rqw,rpw->rpq', columns, pooled, precision='highest')

@@ -14,16 +14,14 @@ from vit_jax.detection.regions import coding
 
 def keep(
   boxes: jax.Array,
-  scores: jax.Array,
   threshold: float,
   valid: jax.Array,
   classes: jax.Array | None = None,
 ) -> jax.Array:
   """Suppresses boxes greedily; returns which of them are kept, bool [n].
 
-  Boxes are visited in order of falling score; ties keep their order. A box is suppressed if
-  its IoU with a better box that is kept exceeds the threshold. Boxes without an area
-  suppress none.
+  Boxes are visited in their order, the best first. A box is suppressed if its IoU with a
+  better box that is kept exceeds the threshold. Boxes without an area suppress none.
 
   The loop decides about all boxes at once, given the decisions of the round before, until
   nothing changes. This yields exactly the greedy result: box j depends only on better
@@ -31,28 +29,24 @@ def keep(
   longest chain of overlaps, usually below 10.
 
   Args:
-    boxes: [n, 4] corners.
-    scores: [n].
+    boxes: [n, 4] corners, in order of falling score.
     valid: bool [n], False for padding, which is never kept.
     classes: int [n]. Boxes of different classes do not suppress each other.
   """
   n = len(boxes)
-  order = jnp.argsort(jnp.where(valid, -scores, jnp.inf), stable=True)
-  ours, valid = boxes[order], valid[order]
-  common, union = common_and_union(ours[:, None], ours[None])
+  common, union = common_and_union(boxes[:, None], boxes[None])
   # Compare a product, because some devices divide approximately, and a quotient at the
   # threshold could fall on the wrong side.
   over = (common > threshold * union) & jnp.triu(jnp.ones((n, n), bool), 1)
   if classes is not None:
-    over &= classes[order][:, None] == classes[order][None]
+    over &= classes[:, None] == classes[None]
 
   def again(state):
     old, _ = state
     new = valid & ~(over & old[:, None]).any(0)
     return new, (new != old).any()
 
-  mask, _ = jax.lax.while_loop(lambda state: state[1], again, (valid, n > 0))
-  return mask[jnp.argsort(order)]
+  return jax.lax.while_loop(lambda state: state[1], again, (valid, n > 0))[0]
 
 
 def proposals(
@@ -92,13 +86,13 @@ def proposals(
     more = max(numbers) - number
     best = jnp.pad(best, (0, more), constant_values=-jnp.inf)
     index = jnp.pad(index, (0, more))
-    levels.append((best, delta[index], jnp.asarray(anchor)[index]))
+    levels.append((best, delta[index], anchor[index]))
   best, delta, anchor = (jnp.stack(parts) for parts in zip(*levels, strict=True))
   boxes = coding.decode(delta, anchor, (1.0,) * 4, clamp_both)
   finite = jnp.isfinite(boxes).all(-1) & jnp.isfinite(best)
   boxes = coding.clip(jnp.where(finite[..., None], boxes, 0), size)
   valid = finite & (coding.sides(boxes) > least).all(-1)
-  valid = jax.vmap(keep, (0, 0, None, 0))(boxes, best, threshold, valid)
+  valid = jax.vmap(keep, (0, None, 0))(boxes, threshold, valid)
   boxes, best = boxes.reshape(-1, 4), jnp.where(valid, best, -jnp.inf).reshape(-1)
   best, index = jax.lax.top_k(best, min(after, sum(numbers)))
   valid = jnp.isfinite(best)
@@ -149,7 +143,7 @@ def detections(
     scores, index = _soft(boxes, scores, labels, threshold, most)
     scores = jnp.where(scores > least, scores, -jnp.inf)
   else:
-    mask = keep(boxes, scores, threshold, valid, labels)
+    mask = keep(boxes, threshold, valid, labels)
     scores, index = jax.lax.top_k(jnp.where(mask, scores, -jnp.inf), most)
   valid = jnp.isfinite(scores)
   return {
