@@ -32,25 +32,25 @@ MODULES = sorted(
 ROOMS = {
   'checkpoint': (23, 0),
   'data': (208, 59),
-  'detection': (167, 106),
+  'detection': (170, 110),
   'evaluators': (60, 26),
   'explain': (35, 0),
   'imagenet': (5, 0),
   'kernels': (24, 0),
   'lab': (119, 23),
-  'models': (99, 132),
+  'models': (102, 143),
   'modules': (142, 2),
-  'nn': (51, 0),
+  'nn': (52, 0),
   'optim': (16, 14),
   'tasks': (10, 5),
   'text': (6, 0),
-  'tools': (131, 85),
+  'tools': (133, 85),
   'train': (107, 3),
   'tune': (55, 15),
-  'weights': (189, 0),
+  'weights': (193, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 46_700, 'configs': 2_300, 'tests': 33_800}
+LINES = {'vit_jax': 47_900, 'configs': 2_400, 'tests': 34_900}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the rings around it.
