@@ -43,7 +43,8 @@ def parse_arg(arg: str | None, *, debug: dict, **defaults) -> types.SimpleNamesp
       )
     else:
       own[key] = _parse_value(key, text, defaults[key])
-  lengths = [f'{key}={own[key]}' for key in DURATIONS if key in own]
+  # In a recipe `examples` may be the size of its data.
+  lengths = [f'{key}={own[key]}' for key in ('epochs', 'steps') if key in own]
   if len(lengths) > 1:
     raise UserError(f'{" and ".join(lengths)} both set the length of a run: keep one.')
   return types.SimpleNamespace(**values | own)

@@ -356,11 +356,11 @@ CHANGES = {
     | dict(map_norms=[True], window=[4]),
   ),
   'vitdet': (
-    dict(num_classes=None),
+    dict(num_classes=None, neck=None),
     dict(num_classes=[3], patch_size=[(8, 4)], width=[64], depth=[1], mlp_dim=[32])
     | dict(num_heads=[4], global_blocks=[(0,), ()], window=[3], relative=[False])
     | dict(absolute=[False], pretrained_size=[(32, 32), (64, 32)], class_row=[False])
-    | dict(act=['gelu_tanh'], norm_eps=[1e-5]),
+    | dict(act=['gelu_tanh'], norm_eps=[1e-5], neck=[8, 4]),
   ),
 }
 
@@ -370,6 +370,9 @@ DINO |= dict(registers=2, posemb_tokens='cls')
 CLIP = dict(act='quick_gelu', norm_eps=1e-5, extra_norms=('tokens',))
 CLIP |= dict(patch_bias=False, head_bias=False)
 OWN = {('vit', 'authors'): DINO, ('vit', 'open_clip'): CLIP}
+# SAM's encoder, which timm has.
+SAM = dict(num_classes=None, class_row=False, pretrained_size=(32, 32), neck=8)
+OWN['vitdet', 'timm'] = SAM
 # CLIP's ResNets, which other formats than open_clip's do not have at all.
 OWN['resnet', 'open_clip'] = dict(
   widths=(32, 64, 128, 256),

@@ -214,7 +214,8 @@ def _read_file_header(source: str, variant: str | None, overrides: dict) -> _Fil
   content = _read_content(source, path)
   config = readers.drop_nulls(content.config)
   with name_source(source):
-    config = vit_originals.name_open_clip(content.arrays, config, source, variant)
+    if not config:
+      config = vit_originals.name_open_clip(content.arrays, source, variant)
     text, arrays = families_text.split(content.arrays, config, path)
     format, arrays, unused = formats.detect(arrays, config, source)
   check.bind(f'model {format.family}', overrides, models.signature(format.family))

@@ -418,8 +418,9 @@ def _check_sam(fields: dict, image_size: tuple[int, int], format: str, **allowed
   configs.need(fields, format, layer_scale=(None,), relative=(True,), **allowed)
   if fields['absolute']:
     configs.need(fields, format, class_row=(False,), pretrained_size=(image_size,))
-  if len({*image_size}) > 1 or len({*fields['patch_size']}) > 1:
-    raise ValueError(f'{format} takes square images and patches')
+  for key, size in (('patch_size', fields['patch_size']), ('image_size', image_size)):
+    if len({*size}) > 1:
+      raise ValueError(f'{format} cannot express {key}={size}: not a square')
 
 
 def _timm_fields(args: dict, name: str) -> dict:

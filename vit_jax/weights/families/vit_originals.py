@@ -239,18 +239,16 @@ _OPEN_CLIP_KEYS |= {'mlp_ratio', 'patch_dropout', 'ls_init_value'}
 _OPEN_CLIP_KEYS |= {'norm_kwargs', 'act_kwargs'}
 
 
-def name_open_clip(
-  arrays: Arrays, config: dict, source: str, variant: str | None
-) -> dict:
-  """Adds the facts of an open_clip_config.json that is missing, by the model's name.
+def name_open_clip(arrays: Arrays, source: str, variant: str | None) -> dict:
+  """Returns the facts of an open_clip_config.json that is missing, by the model's name.
 
   open_clip calls every file open_clip_pytorch_model.bin, so the name is that of a folder, or
   `variant`. OpenAI's files have names of their own.
   """
   path = Path(source)
   is_clip = any(re.fullmatch(_RESBLOCKS, name) for name in arrays)
-  if config or not is_clip or look_up(path.name)[0]:
-    return config
+  if not is_clip or look_up(path.name)[0]:
+    return {}
   for part in filter(None, [variant, *reversed(path.parts)]):
     # The cache of the hub has models--OWNER--NAME.
     name = re.sub('^CLIP-', 'laion/CLIP-', part.rpartition('--')[2])
@@ -261,7 +259,7 @@ def name_open_clip(
       vision = {'width': width, 'head_width': width // heads, 'image_size': None}
       quick = published[1]['act'] == 'quick_gelu'
       return {'open_clip': {'model_cfg': {'quick_gelu': quick, 'vision_cfg': vision}}}
-  return config
+  return {}
 
 
 def _read_tower(model: dict, vision: dict) -> Facts:
