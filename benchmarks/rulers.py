@@ -180,8 +180,7 @@ def main(argv: list[str]) -> int:
       generation = tpu.GENERATIONS[name]
       for side, lower in sides.items():
         lowered = lower(subject, args.batch, tpu.devices(name)[:1])
-        source = inspect.getsource(cycles_of)
-        program = tpu.compiled(lowered, name, read, more=source)
+        program = tpu.compiled(lowered, name, read, more=inspect.getsource(cycles_of))
         cycles = count(program['text'], program['schedules'], generation)
         rows.append({'tpu': name, 'side': side, **cycles, **program['memory']})
         if not args.json:

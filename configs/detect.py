@@ -17,11 +17,12 @@ R101-FPN, sfp:B, ..., see the recipe rcnn_coco, the weights are those of the bac
 weights a small R-CNN of 1.4 million parameters is trained, which finds simple objects.
 
 `res` is the longer side of the canvas in pixels, and `aspect` its width divided by its
-height, by default that of the training images; of both landscapes and portraits a square.
-Images are resized to fit on it, in training to 0.5 to 1.5 times that size, and cropped.
-masks=True trains masks too, if the data has them. freeze=stem keeps the parameters of a
-ResNet's stem and first stage, as detectron2 does, and freeze=backbone those of the whole
-network below the pyramid.
+height. By default the canvas has the shape of most training images, by the headers of up to
+1,000; it is a square where landscapes and portraits are both common, and for other data than
+coco:, yolo: and voc:. Images are resized to fit on it, in training to 0.5 to 1.5 times that
+size, and cropped. masks=True trains masks too, if the data has them. freeze=stem keeps the
+parameters of a ResNet's stem and first stage, as detectron2 does, and freeze=backbone those
+of the whole network below the pyramid.
 
 AdamW with gradients clipped at norm 1 and a cosine after a warmup of a twentieth of the run.
 The rate is 1e-4 with weights, and 1e-3 without. `epochs` counts passes through the data;
@@ -66,13 +67,16 @@ FREEZE = {
 def usual_aspect(data: str, split: str) -> float:
   """Returns width / height of the canvas that follows the images of a split.
 
-  Along each side it holds nine tenths of the images, whose longer sides are equal.
+  Images are scaled until their longer sides are equal. Along each side, the canvas then
+  holds nine tenths of them.
   """
-  if data.partition(':')[0] in ('coco', 'yolo', 'voc'):
-    with contextlib.suppress(UserError):  # The run reports it.
-      sizes = sources.build(data, split).truth().sizes
-      height, width = np.quantile(sizes / sizes.max(1, keepdims=True), 0.9, axis=0)
-      return width / height
+  scheme, _, target = data.partition(':')
+  if scheme in ('coco', 'yolo', 'voc'):
+    with contextlib.suppress(UserError, ValueError):  # The run reports it.
+      sizes = sources.SOURCES[scheme].sample_sizes(target, split, 1000)
+      if len(sizes):
+        height, width = np.quantile(sizes / sizes.max(1, keepdims=True), 0.9, axis=0)
+        return width / height
   return 1.0
 
 
@@ -89,7 +93,7 @@ def get_config(arg=None):
     masks=False,
     freeze='',
     res=512,
-    # 0: that of the training images.
+    # 0: that of most training images.
     aspect=0.0,
     channels=3,
     # The most boxes of an image.

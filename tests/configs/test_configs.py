@@ -1,10 +1,10 @@
 """Every recipe in configs/, by its file, so that a new one is tested as it is added."""
 
-import json
 import re
 import shlex
 
 import pytest
+from PIL import Image
 
 from tests.support import GOLDEN, naming, runs
 from vit_jax import config, models
@@ -96,18 +96,13 @@ CANVASES = [
 @pytest.mark.parametrize(('sizes', 'more', 'canvas'), CANVASES)
 def test_the_canvas_of_a_detector_follows_the_images(sizes, more, canvas, tmp_path):
   every = [size for size, number in sizes.items() for _ in range(number)]
-  images = [
-    {'id': i, 'file_name': f'{i}.png', 'height': height, 'width': width}
-    for i, (height, width) in enumerate(every)
-  ]
-  for folder in ('train', 'annotations'):
-    (tmp_path / folder).mkdir()
-  for image in images:
-    (tmp_path / 'train' / image['file_name']).touch()
-  content = {'images': images, 'categories': [], 'annotations': []}
-  file = tmp_path / 'annotations' / 'instances_train.json'
-  file.write_text(json.dumps(content if images else {}))
-  c = config.load(f'detect:data=coco:{tmp_path},res=160{more}')
+  folder = tmp_path / 'images' / 'train'
+  folder.mkdir(parents=True)
+  (tmp_path / 'classes.txt').write_text('cat')
+  (folder / 'bad.png').write_bytes(b'no image')
+  for i, (height, width) in enumerate(every):
+    Image.new('L', (width, height)).save(folder / f'{i}.png')
+  c = config.load(f'detect:data=yolo:{tmp_path},res=160{more}')
   assert f'|canvas({canvas})|' in c['data']['pp']
 
 

@@ -349,13 +349,14 @@ def test_a_sam_starts_a_detector(named):
   whole = {'name': 'rcnn', 'backbone': section} if named else whole
   assert weights.complete(whole, header)['backbone'] == model
   inside = model['backbone']
-  assert (inside['pretrained_size'], inside['class_row']) == ((32, 32), False)
-  loaded = vit_jax.load(path_of('samvit_timm'), image_size=64, model=model)
+  own = dict(pretrained_size=(32, 32), class_row=False, norm_eps=1e-5)
+  assert inside.items() >= own.items()
+  loaded = vit_jax.load(path_of('samvit_timm'), image_size=64, model=section)
+  assert loaded.model == models.build(**model)
   params = loaded.params['backbone']
   expected = vit_jax.load(path_of('samvit_timm'), image_size=64).params
   jax.tree.map(np.testing.assert_array_equal, params, {k: expected[k] for k in params})
   assert 'unused: neck_1/conv/kernel' in loaded.report
-  assert loaded.model.backbone.norm_eps == 1e-5
 
 
 def test_positions_of_a_sam_are_resized_for_the_table_of_a_vitdet():

@@ -74,10 +74,10 @@ def load(
       4} adds parameters with their initial values. A file that `convert RUN FILE --tuned_only`
       wrote adds parameters that were tuned on these weights; the model, its classes and the
       image size are then those of RUN. Added parameters are `variables['params']['tune']`.
-    model: another model that starts from the weights, as a name or a config's section. Its
-      backbone is the weights' model, as in {'name': 'fpn', 'backbone': {'name': 'swin', ...}}.
-      For the weights of a ViT, it may also be 'vitdet:B' or 'sfp:B'. All other parameters have
-      their initial values.
+    model: another model that starts from the weights, as a name or a config's section, which
+      `complete` fills: the backbone of 'fpn' is the weights' model. For the weights of a ViT
+      or of SAM, it may also be 'vitdet:B' or 'sfp:B'. All other parameters have their
+      initial values.
     **fields: fields of the model, which win over those of the source. `num_classes=10` gives
       a new head, and `patch_size=(32, 32)` resizes the patch embedding.
 
@@ -108,7 +108,8 @@ def load(
     if model is None:
       built = models.build(header.family, **header.fields | fields)
     else:
-      built = models.build(**{'name': model} if isinstance(model, str) else model)
+      section = {'name': model} if isinstance(model, str) else model
+      built = models.build(**complete(section, header))
   size = (image_size, image_size) if isinstance(image_size, int) else image_size
   size = tuple(size) if size else header.usual_size()
   origin = header.read()

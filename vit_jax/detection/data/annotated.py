@@ -2,13 +2,14 @@
 
 import abc
 import concurrent.futures
+import contextlib
 import os
 
 import numpy as np
 
 from vit_jax.data import image_file
 from vit_jax.data.ops import decode
-from vit_jax.data.sources import splits
+from vit_jax.data.sources import folder, splits
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Truth, group_by_image
@@ -34,22 +35,9 @@ class Annotated(objects.Objects):
   SCHEME: str
 
   def __init__(self, target: str, split: str, *, masks: bool = False):
-    self.name = f'{self.SCHEME}:{target}'
-    places = self.find_splits(os.path.expanduser(target))
-    names = {name for name, _, _ in splits.parse(split)}
-    if len(names) > 1:
-      raise ValueError(
-        f'{self.name}: the split {split!r} needs several files: name one, or use a mixture'
-      )
-    (name,) = names
-    if name not in places:
-      name = splits.canonical(name)
-    splits.check_name(name, places, self.name)
-    self._places, self._split = places, name
-    self._folder = places[name][0]
+    name = self._locate(target, split)
     whole = self.read_truth(masks)
-    sizes = dict.fromkeys(names, len(whole.image_ids))
-    parts = splits.select(split, sizes, self.name)
+    parts = splits.select(split, {name: len(whole.image_ids)}, self.name)
     self._rows = np.concatenate([rows for _, rows in parts])
     self._truth = truth = whole.select(self._rows)
     self._check()
@@ -68,6 +56,37 @@ class Annotated(objects.Objects):
         *(x['counts'] for x in truth.masks or ()),
       ]
     )
+
+  def _locate(self, target: str, split: str) -> str:
+    """Finds the files of a split expression; returns the name of its split."""
+    self.name = f'{self.SCHEME}:{target}'
+    places = self.find_splits(os.path.expanduser(target))
+    names = {name for name, _, _ in splits.parse(split)}
+    if len(names) > 1:
+      raise ValueError(
+        f'{self.name}: the split {split!r} needs several files: name one, or use a mixture'
+      )
+    (name,) = names
+    self._split = name if name in places else splits.canonical(name)
+    splits.check_name(self._split, places, self.name)
+    self._places, self._folder = places, places[self._split][0]
+    return name
+
+  @classmethod
+  def sample_sizes(cls, target: str, split: str, number: int) -> np.ndarray:
+    """Returns [n, 2], heights and widths of up to `number` images in a split's folder.
+
+    Reads the headers of the first images by a hash of their path, and no annotations.
+    """
+    source = cls.__new__(cls)
+    source._locate(target, split)
+    rows = ((path, 0) for path in folder.images_below(source._folder)[0])
+    sizes = []
+    for path, _ in folder.sort_by_hash(rows)[:number]:
+      with contextlib.suppress(BadImage):
+        data = image_file.read(os.path.join(source._folder, path))
+        sizes.append(decode.read_size(data, cls.exif))
+    return np.array([size for size in sizes if size]).reshape(-1, 2)
 
   def __len__(self) -> int:
     return len(self._truth.image_ids)

@@ -14,7 +14,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from vit_jax import files
@@ -185,11 +186,11 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   with jax.set_mesh(mesh), used, runtime.report_out_of_memory(too_large):
     options = runtime.options(mesh)
     memory = compiled(trainer.lower(), f'{name}:{shape}', read, options)
-  text = memory.pop('text')
+  program = memory.pop('text')
   # libtpu does not reject all programs that are too large.
   if memory['bytes'] > generation.hbm:
     raise too_large(f'it takes {memory["bytes"] / _GIB:.2f}.')
-  work = cycles(text, generation)
+  work = cycles(program, generation)
   seconds = work * generation.ops_per_cycle / (generation.tflops * 1e12)
   return {
     'tpu': f'{name}:{shape}',
@@ -198,7 +199,7 @@ def inspect(config: dict, record: dict, text: str) -> dict:
     'hbm': generation.hbm,
     **memory,
     'cycles': work,
-    'collectives': collectives(text),
+    'collectives': collectives(program),
     'step_s': seconds,
     'hours': seconds * record['steps'] / 3600,
   }
@@ -239,24 +240,22 @@ _CALLED = re.compile(
 # Collectives by their opcode; those that XLA fused with other work, by their name.
 _COLLECTIVE = re.compile(
   r' ((?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?)\('
-  r'|^ +(?:ROOT )?%(async-collective-start)[\w.]* = ',
-  re.MULTILINE,
+  r'|^ +(?:ROOT )?%(async-collective-start)[\w.]* = '
 )
 
 
 def cycles(text: str, generation: Generation) -> int:
   """Sums the estimated cycles in a program's text; a loop's body counts once per iteration."""
-
-  def cost(line: str) -> int:
+  total = 0
+  for line, times in _lines(text):
     if estimate := _ESTIMATE.search(line):
-      return int(estimate[1])
-    if not (declared := _DECLARED.search(line)):
-      return 0
-    work = {key: float(value) for key, value in json.loads(declared[1]).items()}
-    moved = work.get('bytes_accessed', 0) / generation.bytes_per_cycle
-    return math.ceil(max(moved, work.get('flops', 0) / generation.ops_per_cycle))
-
-  return _total(text, cost)
+      total += times * int(estimate[1])
+    elif declared := _DECLARED.search(line):
+      cost = {key: float(value) for key, value in json.loads(declared[1]).items()}
+      moved = cost.get('bytes_accessed', 0) / generation.bytes_per_cycle
+      products = cost.get('flops', 0) / generation.ops_per_cycle
+      total += times * math.ceil(max(moved, products))
+  return total
 
 
 def collectives(text: str) -> dict[str, int]:
@@ -264,29 +263,25 @@ def collectives(text: str) -> dict[str, int]:
 
   Those that end in '-start' run beside other operations; the others run alone.
   """
-  counts = {}
-  for name in sorted({a or b for a, b in _COLLECTIVE.findall(text)}):
-
-    def cost(line: str, name=name) -> int:
-      match = _COLLECTIVE.search(line)
-      return match is not None and name in match.groups()
-
-    counts[name] = _total(text, cost)
-  return {name: count for name, count in counts.items() if count}
+  counts = Counter()
+  for line, times in _lines(text):
+    if match := _COLLECTIVE.search(line):
+      counts[match[1] or match[2]] += times
+  return dict(sorted(counts.items()))
 
 
-def _total(text: str, cost: Callable[[str], int]) -> int:
-  """Sums the cost of the lines of a program's text, times the iterations of their loops."""
-  own, called, constants, name, entry = {}, {}, {}, '', ''
+def _lines(text: str) -> Iterator[tuple[str, int]]:
+  """Yields the lines of a program's text, each with how often it runs."""
+  lines, called, constants, name, entry = {'': []}, {}, {}, '', ''
   # The metadata of a kernel stands on lines of its own: join them.
   text = re.sub(r'kernel_metadata=\{\n(.*)\n\}', r'kernel_metadata={\1}', text)
   for line in text.splitlines():
     if not line.startswith((' ', '}')) and (head := _HEAD.match(line)):
       name = head[2]
-      own[name], called[name], constants[name] = 0, [], []
+      lines[name], called[name], constants[name] = [], [], []
       entry = name if head[1] else entry
       continue
-    own[name] = own.get(name, 0) + cost(line)
+    lines[name].append(line)
     if loop := _LOOP.search(line):
       # If the number of iterations is not given, it is the only constant of the condition.
       trips = _TRIPS.search(line)
@@ -297,5 +292,10 @@ def _total(text: str, cost: Callable[[str], int]) -> int:
       called[name] += [(x.removeprefix('%'), 1) for x in names]
     elif constant := re.search(r' = [su]32\S* constant\((\d+)\)', line):
       constants[name].append(int(constant[1]))
-  total = lambda name: own[name] + sum(n * total(x) for x, n in called[name])
-  return total(entry)
+
+  def run(name: str, times: int) -> Iterator[tuple[str, int]]:
+    yield from ((line, times) for line in lines[name])
+    for inside, turns in called[name]:
+      yield from run(inside, times * turns)
+
+  return run(entry, 1)
