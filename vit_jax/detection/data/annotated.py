@@ -2,7 +2,6 @@
 
 import abc
 import concurrent.futures
-import contextlib
 import os
 
 import numpy as np
@@ -74,19 +73,27 @@ class Annotated(objects.Objects):
 
   @classmethod
   def sample_sizes(cls, target: str, split: str, number: int) -> np.ndarray:
-    """Returns [n, 2], heights and widths of up to `number` images in a split's folder.
+    """Returns [n, 2], the heights and widths of up to `number` images of a split.
 
-    Reads the headers of the first images by a hash of their path, and no annotations.
+    It reads the first images in the order of `_images_of`, and no annotations.
     """
     source = cls.__new__(cls)
     source._locate(target, split)
-    rows = ((path, 0) for path in folder.images_below(source._folder)[0])
-    sizes = []
-    for path, _ in folder.sort_by_hash(rows)[:number]:
-      with contextlib.suppress(BadImage):
-        data = image_file.read(os.path.join(source._folder, path))
-        sizes.append(decode.read_size(data, cls.exif))
+    names = source._images_of(source._split)[:number]
+    sizes = (source._size_of(os.path.join(source._folder, name)) for name in names)
     return np.array([size for size in sizes if size]).reshape(-1, 2)
+
+  def _images_of(self, split: str) -> list[str]:
+    """Lists the images in a split's folder, in a fixed pseudo-random order."""
+    paths, _ = folder.images_below(self._places[split][0])
+    return [path for path, _ in folder.sort_by_hash((path, 0) for path in paths)]
+
+  def _size_of(self, path: str) -> tuple[int, int] | None:
+    """Returns the height and width of a file, or None for a bad image."""
+    try:
+      return decode.read_size(image_file.read(path), self.exif)
+    except BadImage:
+      return None
 
   def __len__(self) -> int:
     return len(self._truth.image_ids)

@@ -11,7 +11,6 @@ import numpy as np
 from vit_jax import files
 from vit_jax.check import INT32
 from vit_jax.data import image_file
-from vit_jax.data.ops import decode
 from vit_jax.data.sources import folder
 from vit_jax.detection.coco import rle
 from vit_jax.detection.coco.objects import Truth
@@ -21,6 +20,8 @@ from vit_jax.errors import BadImage, UserError, one_line
 # Most bytes of a file of annotations or of data.yaml. Larger files are not read.
 _MOST = 8 << 20
 _MOST_YAML = 200_000
+# Stands for the size of a bad image, which the decoder will report.
+_BAD = 1, 1
 # Fractions of an image may be rounded.
 _SLACK = 0.01
 
@@ -129,17 +130,6 @@ class Paired(Annotated):
       )
     return names, rows
 
-  def _images_of(self, split: str) -> list[str]:
-    paths, _ = folder.images_below(self._places[split][0])
-    return [path for path, _ in folder.sort_by_hash((path, 0) for path in paths)]
-
-  def _size_of(self, image: str) -> tuple[int, int]:
-    """Returns the height and width of a file, or (1, 1): the decoder reports bad images."""
-    try:
-      return decode.read_size(image_file.read(image), self.exif) or (1, 1)
-    except BadImage:
-      return 1, 1
-
   @abc.abstractmethod
   def _class_names(self) -> list[str]:
     """Returns the names of all classes."""
@@ -171,7 +161,7 @@ class Yolo(Paired):
     return self._names
 
   def _read(self, path: str | None, image: str) -> _Annotation:
-    height, width = size = self._size_of(image)
+    height, width = size = self._size_of(image) or _BAD
     lines = _text(path).splitlines() if path else []
     objects = []
     for number, line in enumerate(lines, 1):
@@ -268,7 +258,7 @@ class Voc(Paired):
       if math.prod(size) > INT32:
         raise ValueError(f'its size is {size}, expected pixels')
       if min(size) < 1:
-        size = self._size_of(image)
+        size = self._size_of(image) or _BAD
       return _Annotation(size, [_voc_object(x) for x in root.iter('object')])
     except ValueError as error:
       raise UserError(f'{path}: {one_line(error, 100)}.') from None

@@ -36,11 +36,10 @@ def variant(name: str) -> dict:
   if name not in VARIANTS:
     return dict(backbone={'name': name})
   layers, kind = VARIANTS[name]
-  resnet = dict(name='resnet', variant=layers, frozen_norm=True)
   if kind == 'FPN':
-    return dict(backbone=dict(name='fpn', backbone=resnet))
-  resnet.update(output_stride=16)
-  return dict(backbone=resnet, anchor_sizes=((32, 64, 128, 256, 512),))
+    return dict(backbone=dict(name='fpn', backbone=_resnet(layers)))
+  resnet = _resnet(layers, output_stride=16)
+  return dict(backbone=resnet, anchor_sizes=DC5['anchor_sizes'])
 
 
 class RCNN(Model):
@@ -475,15 +474,12 @@ def _batch_norms(layers: str, end: str) -> tuple[None, dict]:
   return None, heads | dict(backbone=dict(name='fpn', norm='batch', backbone=resnet))
 
 
-def _vitdet(kind: str, size: str) -> tuple[None, dict]:
+def _vitdet(kind: str, body: str, size: str) -> tuple[None, dict]:
   pyramid = dict(name=f'sfp:{size.upper()}')
+  if body in STAGES:
+    inside = dict(name=body.removesuffix('v2'), variant=size.upper(), map_norms=True)
+    pyramid = dict(name='fpn', norm='layer', backbone=inside | STAGES[body])
   return None, _newer_heads('layer') | _KINDS[kind] | dict(backbone=pyramid)
-
-
-def _stages(name: str, size: str) -> tuple[None, dict]:
-  body = dict(name=name.removesuffix('v2'), variant=size.upper(), map_norms=True)
-  pyramid = dict(name='fpn', norm='layer', backbone=body | STAGES[name])
-  return None, _newer_heads('layer') | _KINDS['cascade_mask'] | dict(backbone=pyramid)
 
 
 def _torchvision(kind: str, second: str | None) -> tuple[None, dict]:
@@ -501,10 +497,10 @@ _PUBLISHED = (
   (r'(cascade_mask)_rcnn_R_(50)_(FPN)_[13]x', _detectron2),
   (r'mask_rcnn_R_(50|101)_FPN_([124]00ep_LSJ)', _batch_norms),
   (r'mask_rcnn_R_(50)_FPN_(3x_syncbn)', _batch_norms),
-  (r'(mask|cascade_mask)_rcnn_vitdet_([bl])(?:_100ep)?', _vitdet),
-  (r'(mask|cascade_mask)_rcnn_vitdet_(h)(?:_75ep)?', _vitdet),
-  (r'cascade_mask_rcnn_(swin)_([bl])_in21k(?:_50ep)?', _stages),
-  (r'cascade_mask_rcnn_(mvitv2)_([blh])_in21k(?:_(?:100|50|36)ep)?', _stages),
+  (r'(mask|cascade_mask)_rcnn_(vitdet)_([bl])(?:_100ep)?', _vitdet),
+  (r'(mask|cascade_mask)_rcnn_(vitdet)_(h)(?:_75ep)?', _vitdet),
+  (r'(cascade_mask)_rcnn_(swin)_([bl])_in21k(?:_50ep)?', _vitdet),
+  (r'(cascade_mask)_rcnn_(mvitv2)_([blh])_in21k(?:_(?:100|50|36)ep)?', _vitdet),
   (r'(faster|mask)rcnn_resnet50_fpn(_v2)?', _torchvision),
 )
 

@@ -20,11 +20,11 @@ _XAVIER = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform')
 
 def _check_head(where: str, value: str, section=None) -> None:
   if not _HEAD.fullmatch(value):
-    raise UserError(f"{where}={value!r}: expected '2fc', '4conv1fc' or other numbers.")
+    raise UserError(f"{where}={value!r}: expected '2fc', '4conv1fc' or the like.")
 
 
 _HEAD = re.compile(r'(?:([1-9]\d?)conv)?([1-9])fc')
-# The numbers of convolutions and of dense layers of a box head: '2fc', '4conv1fc'.
+# The convolutions and dense layers of a box head, '2fc' or '4conv1fc'.
 Head = Annotated[str, _check_head]
 
 

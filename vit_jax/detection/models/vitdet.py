@@ -164,7 +164,7 @@ class ViTDet(Classifier):
   norm_eps: float = 1e-6
   layer_scale: float | None = None  # initial value, see `models.vit_later.LaterViT`
   # Channels of SAM's neck after the last block: two convolutions, each with a norm. 0: a norm
-  # without convolutions. None: neither. With a neck, the table is resized with antialiasing.
+  # alone. None: neither. Unless it is None, positions are resized with antialiasing, as in timm.
   neck: Annotated[int, Range(0, INT32)] | None = None
   # Rate of the last block. The paper has 0.1 for B, 0.4 for L and 0.5 for H.
   stochastic_depth: Share = 0.0
@@ -181,8 +181,8 @@ class ViTDet(Classifier):
     Returns:
       (logits [B, K] float32, out). `out` has maps [B, h, w, D]: 'stem'; 'tokens', with
       positions added; 'block00', ...; and 'stage1', ..., the outputs of the blocks that
-      attend to the whole map and of the last block; and 'neck'. 'pre_logits' [B, D] is the
-      mean of the last map.
+      attend to the whole map and of the last block; and with a neck 'neck', whose number
+      of channels is `neck`, or D if that is 0. 'pre_logits' is the mean of the last map.
     """
     check_images(images)
     blocks = list(self.global_blocks)

@@ -184,11 +184,12 @@ def _fit(
     fields: those of the weights' model.
     old: the grid (h, w) of the weights' table.
   """
+  if not model.absolute:
+    source = drop_parameters(source, POSITIONS)
   flat, notes = dict(source.flat), []
-  table = flat.pop(POSITIONS, None)
-  if model.absolute and table is not None:
+  if POSITIONS in flat:
     new = _table_grid(model.fields())
-    flat[POSITIONS] = _positions(table, old, new, model.class_row, resize)
+    flat[POSITIONS] = _positions(flat[POSITIONS], old, new, model.class_row, resize)
     if old != new:
       notes.append(f'position embeddings resized from {old} to {new}, {resize}')
   for field in ('act', 'norm_eps'):
@@ -424,7 +425,9 @@ def _check_sam(fields: dict, image_size: tuple[int, int], format: str, **allowed
 
 
 def _timm_fields(args: dict, name: str) -> dict:
-  fields = {'norm_eps': 1e-5}
+  configs.require(args, {'norm_layer': ''}, 'a SAM of timm')
+  # '' is timm's default, an epsilon of 1e-6. timm's names override it.
+  fields = {'norm_eps': 1e-5 if args.pop('norm_layer', None) is None else 1e-6}
   if models.parse_name(name)[0] == 'vitdet':
     usual = models.complete(name)
     fields |= {key: usual[key] for key in ('window', 'global_blocks')}
@@ -432,26 +435,16 @@ def _timm_fields(args: dict, name: str) -> dict:
     fields['window'] = args.pop('window_size')
   if 'global_attn_indexes' in args:
     fields['global_blocks'] = tuple(args.pop('global_attn_indexes'))
-  configs.require(args, {'norm_layer': ''}, 'a SAM of timm')
-  if args.pop('norm_layer', None) == '':
-    fields['norm_eps'] = 1e-6
   # The arrays tell.
   for key in ('use_abs_pos', 'neck_chans'):
     args.pop(key, None)
   return fields | configs.timm_act(args, name)
 
 
-_SIZES = {'B': 'base', 'L': 'large', 'H': 'huge'}
-
-
 def _timm_config(fields, image_size, class_names) -> dict:
   if fields['neck'] is None:
-    raise ValueError(
-      'timm cannot express neck=None: its models end in a neck or a norm'
-    )
+    raise ValueError('timm cannot express neck=None: 0 is a norm without a neck')
   _check_sam(fields, image_size, 'timm', norm_eps=(1e-5, 1e-6), act=('gelu_erf',))
-  shape = fields['width'], fields['depth'], fields['num_heads']
-  size = next((key for key, x in VARIANTS.items() if x == shape), 'B')
   args = configs.timm_patches(fields, image_size) | {
     'depth': fields['depth'],
     'num_heads': fields['num_heads'],
@@ -462,8 +455,10 @@ def _timm_config(fields, image_size, class_names) -> dict:
     'neck_chans': fields['neck'],
   }
   if fields['norm_eps'] == 1e-6:
-    args['norm_layer'] = ''  # timm's default, which its names override
-  name = f'samvit_{_SIZES[size]}_patch16'
+    args['norm_layer'] = ''
+  sizes = dict(zip(VARIANTS.values(), ('base', 'large', 'huge'), strict=True))
+  size = sizes.get((fields['width'], fields['depth'], fields['num_heads']), 'base')
+  name = f'samvit_{size}_patch16'
   return configs.timm_config(name, 'avg', args, fields, image_size, class_names)
 
 
