@@ -366,3 +366,5 @@ def test_positions_of_a_sam_are_resized_for_the_table_of_a_vitdet():
   assert 'position embeddings resized from (8, 8) to (4, 4), bicubic' in loaded.report
   table = loaded.params['Transformer']['posembed_input']['pos_embedding']
   assert table.shape == (1, 1 + 16, 16)
+  without = vit_jax.load(path_of('samvit_timm'), model=fields | {'absolute': False})
+  assert 'unused: Transformer/posembed_input/pos_embedding' in without.report

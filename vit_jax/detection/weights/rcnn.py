@@ -193,22 +193,21 @@ def _write_rules(flat, fields) -> Table:
 
 
 def _torchvision(arrays, facts) -> Table:
-  fpn_rules = [
-    rename.dense(f'fpn.{x}_blocks.{{i}}{dot}', f'p{{i+2}}_{y}/conv', rename.conv_kernel)
-    for x, y in (('inner', 'lateral'), ('layer', 'output'))
-    # torchvision has '.0' since version 0.13.
-    for dot in ('.0', '')
-  ]
-  fpn_norms = [
-    rename.batch_norm(f'fpn.{x}_blocks.{{i}}.1', f'p{{i+2}}_{y}/norm')
+  levels = [
+    (
+      # torchvision has '.0' since version 0.13.
+      rename.conv(f'fpn.{x}_blocks.{{i}}.0', f'p{{i+2}}_{y}/conv'),
+      rename.conv(f'fpn.{x}_blocks.{{i}}', f'p{{i+2}}_{y}/conv'),
+      rename.batch_norm(f'fpn.{x}_blocks.{{i}}.1', f'p{{i+2}}_{y}/norm'),
+    )
     for x, y in (('inner', 'lateral'), ('layer', 'output'))
   ]
   box, mask = 'roi_heads.box_', 'roi_heads.mask_'
-  # The layers of version 2's box head are numbered; one that flattens follows `convs` others.
+  # Version 2 numbers the layers of its box head: `convs` convolutions, a flattening, a dense one.
   convs = _count(arrays, r'roi_heads\.box_head\.(\d+)\.0\.weight')
   return table(
     nest_rules(resnet.TIMM, 'backbone.body.', 'backbone/backbone/'),
-    nest_rules(_number_levels([fpn_rules, fpn_norms]), 'backbone.', 'backbone/'),
+    nest_rules(_number_levels(levels), 'backbone.', 'backbone/'),
     rename.conv('rpn.head.conv', 'rpn/conv0'),
     rename.conv('rpn.head.conv.{i}.0', 'rpn/conv{i}'),
     rename.conv('rpn.head.cls_logits', 'rpn/objectness'),
@@ -324,8 +323,7 @@ def _backbone(flat: dict[str, np.ndarray]) -> dict:
     return {'name': 'sfp', **fpn.infer_sfp(flat)}
   pyramid = fpn.infer(flat) | dict(stride=4, in_channels=())
   if 'stem/norm/scale' in inside and 'stem/embedding/kernel' in inside:
-    body = {'name': 'swin', **swin.infer(inside), 'map_norms': True}
-    body |= STAGES['swin']
+    body = {'name': 'swin', **swin.infer(inside), 'map_norms': True, **STAGES['swin']}
   elif 'stage1_norm/scale' in inside:
     body = {'name': 'mvit', **mvit.infer(inside), 'map_norms': True}
   else:
