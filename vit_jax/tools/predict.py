@@ -164,11 +164,8 @@ def _parser() -> cli.Parser:
   add('--top', type=cli.positive, help=f'classes per image; default: {_TOP}')
   threshold = 'leave out classes that are less probable, or boxes that score less'
   add('--threshold', type=float, metavar='SHARE', help=threshold)
-  add(
-    '--csv',
-    metavar='FILE.csv',
-    help='write the classes, or the boxes, of all images there, too',
-  )
+  table = 'write the classes, or the boxes, of all images there, too'
+  add('--csv', metavar='FILE.csv', help=table)
   zero_shot.add_options(parser)
   add('--pp', help='preprocessing in place of that of the weights')
   batch = f'images per step, at most; default: {_BATCH}, for a detector 1'

@@ -89,7 +89,7 @@ class Annotated(objects.Objects):
     return [path for path, _ in folder.sort_by_hash((path, 0) for path in paths)]
 
   def _size_of(self, path: str) -> tuple[int, int] | None:
-    """Returns the height and width of a file, or None for a bad image."""
+    """Returns the height and width of a file, or None: the decoder reports bad images."""
     try:
       return decode.read_size(image_file.read(path), self.exif)
     except BadImage:

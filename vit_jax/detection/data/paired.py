@@ -20,8 +20,6 @@ from vit_jax.errors import BadImage, UserError, one_line
 # Most bytes of a file of annotations or of data.yaml. Larger files are not read.
 _MOST = 8 << 20
 _MOST_YAML = 200_000
-# Stands for the size of a bad image, which the decoder will report.
-_BAD = 1, 1
 # Fractions of an image may be rounded.
 _SLACK = 0.01
 
@@ -161,7 +159,7 @@ class Yolo(Paired):
     return self._names
 
   def _read(self, path: str | None, image: str) -> _Annotation:
-    height, width = size = self._size_of(image) or _BAD
+    height, width = size = self._size_of(image) or (1, 1)
     lines = _text(path).splitlines() if path else []
     objects = []
     for number, line in enumerate(lines, 1):
@@ -258,7 +256,7 @@ class Voc(Paired):
       if math.prod(size) > INT32:
         raise ValueError(f'its size is {size}, expected pixels')
       if min(size) < 1:
-        size = self._size_of(image) or _BAD
+        size = self._size_of(image) or (1, 1)
       return _Annotation(size, [_voc_object(x) for x in root.iter('object')])
     except ValueError as error:
       raise UserError(f'{path}: {one_line(error, 100)}.') from None

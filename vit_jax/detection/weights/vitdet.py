@@ -357,10 +357,8 @@ def _check_windows(flat: dict, fields: dict, facts: configs.Facts) -> dict:
   """Raises ValueError if a config contradicts the sizes of relative position tables."""
   inferred = infer(flat)
   for key in ('window', 'global_blocks'):
-    if inferred[key] not in (None, fields[key]):
-      raise ValueError(
-        f'its config says {key}={fields[key]}, but its arrays say {inferred[key]}'
-      )
+    if (own := inferred[key]) not in (None, fields[key]):
+      raise ValueError(f'its config has {key}={fields[key]}, its arrays {own}')
   return {}
 
 
