@@ -303,11 +303,15 @@ def test_sam_on_images_of_another_size(golden):
 
 
 # Names of transformers -> names of the authors.
-AUTHORS = {'vision_encoder.layers': 'image_encoder.blocks', 'vision_en': 'image_en'}
-AUTHORS |= {'layer_norm': 'norm', 'projection': 'proj'}
-AUTHORS |= {f'neck.{name}': f'neck.{i}' for i, name in enumerate(('conv1', 'norm1'))}
-AUTHORS |= {
-  f'neck.{name}': f'neck.{i + 2}' for i, name in enumerate(('conv2', 'norm2'))
+AUTHORS = {
+  'vision_encoder.layers': 'image_encoder.blocks',
+  'vision_en': 'image_en',
+  'layer_norm': 'norm',
+  'projection': 'proj',
+  'neck.conv1': 'neck.0',
+  'neck.norm1': 'neck.1',
+  'neck.conv2': 'neck.2',
+  'neck.norm2': 'neck.3',
 }
 
 
