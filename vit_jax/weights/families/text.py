@@ -1,7 +1,7 @@
-"""Text towers in files that also hold an image tower: CLIP and SigLIP.
+"""Text towers in files that also hold an image tower: CLIP, SigLIP and AIMv2.
 
-There are three formats: transformers, big_vision, and the names that OpenAI, open_clip and
-the Perception Encoder share.
+There are four formats: transformers, big_vision, Apple's AIMv2, and the names that OpenAI,
+open_clip and the Perception Encoder share.
 """
 
 import re
@@ -85,21 +85,27 @@ def read(tower: TextArrays, image: dict[str, Any]) -> Text:
 # -- transformers -----------------------------------------------------------------------
 
 
-def _hf_rules(heads: int) -> Table:
+def _hf_rules(
+  heads: int,
+  attention: str = 'self_attn',
+  norms: tuple[str, str] = ('layer_norm', 'final_layer_norm'),
+  mlp: tuple[str, str] = ('mlp.fc1', 'mlp.fc2'),
+) -> Table:
+  """Makes the rules of a text tower, given those names of layers that differ in AIMv2."""
   model, layer = 'text_model', 'text_model.encoder.layers.{i}'
   return table(
     Rule(f'{model}.embeddings.token_embedding.weight', 'embedding/embedding'),
     Rule(f'{model}.embeddings.position_embedding.weight', 'pos_embedding'),
-    rename.norm(f'{layer}.layer_norm1', f'{BLOCK}/LayerNorm_0'),
-    rename.norm(f'{layer}.layer_norm2', f'{BLOCK}/LayerNorm_1'),
+    rename.norm(f'{layer}.{norms[0]}1', f'{BLOCK}/LayerNorm_0'),
+    rename.norm(f'{layer}.{norms[0]}2', f'{BLOCK}/LayerNorm_1'),
     [
-      rename.split_heads(f'{layer}.self_attn.{x[0]}_proj', f'{ATTENTION}/{x}', heads)
+      rename.split_heads(f'{layer}.{attention}.{x[0]}_proj', f'{ATTENTION}/{x}', heads)
       for x in rename.QKV
     ],
-    rename.merge_heads(f'{layer}.self_attn.out_proj', f'{ATTENTION}/out', heads),
-    rename.dense(f'{layer}.mlp.fc1', f'{MLP}/Dense_0'),
-    rename.dense(f'{layer}.mlp.fc2', f'{MLP}/Dense_1'),
-    rename.norm(f'{model}.final_layer_norm', 'encoder_norm'),
+    rename.merge_heads(f'{layer}.{attention}.out_proj', f'{ATTENTION}/out', heads),
+    rename.dense(f'{layer}.{mlp[0]}', f'{MLP}/Dense_0'),
+    rename.dense(f'{layer}.{mlp[1]}', f'{MLP}/Dense_1'),
+    rename.norm(f'{model}.{norms[1]}', 'encoder_norm'),
     rename.dense(f'{model}.head', 'head'),
     rename.dense('text_projection', 'head'),
   )
@@ -148,26 +154,14 @@ _APPLE = (
 
 def _aimv2(arrays: Arrays, config: dict, image: dict) -> Text:
   own = section(config, 'text_config')
-  heads = own.get('num_attention_heads', 6)
-  model, layer = 'text_model', 'text_model.encoder.layers.{i}'
-  rules = table(
-    Rule(f'{model}.embeddings.token_embedding.weight', 'embedding/embedding'),
-    Rule(f'{model}.embeddings.position_embedding.weight', 'pos_embedding'),
-    rename.norm(f'{layer}.rms_norm1', f'{BLOCK}/LayerNorm_0'),
-    rename.norm(f'{layer}.rms_norm2', f'{BLOCK}/LayerNorm_1'),
-    rename.fuse_heads(f'{layer}.attention.qkv', ATTENTION, heads),
-    [
-      rename.split_heads(f'{layer}.attention.{x[0]}_proj', f'{ATTENTION}/{x}', heads)
-      for x in rename.QKV
-    ],
-    rename.merge_heads(f'{layer}.attention.out_proj', f'{ATTENTION}/out', heads),
-    rename.dense(f'{layer}.ffn.gate_proj', f'{MLP}/gate'),
-    rename.dense(f'{layer}.ffn.up_proj', f'{MLP}/Dense_0'),
-    rename.dense(f'{layer}.ffn.down_proj', f'{MLP}/Dense_1'),
-    rename.norm(f'{model}.rms_norm', 'encoder_norm'),
-    rename.dense('text_projection', 'head'),
-  )
   configs.require(own, {'qkv_bias': False, 'mlp_bias': False}, 'AIMv2')
+  heads, layer = own.get('num_attention_heads', 6), 'text_model.encoder.layers.{i}'
+  norms, mlp = ('rms_norm', 'rms_norm'), ('ffn.up_proj', 'ffn.down_proj')
+  rules = table(
+    _hf_rules(heads, 'attention', norms, mlp),
+    rename.fuse_heads(f'{layer}.attention.qkv', ATTENTION, heads),
+    rename.dense(f'{layer}.ffn.gate_proj', f'{MLP}/gate'),
+  )
   fields = {
     'norm': 'rms',
     'norm_eps': own.get('rms_norm_eps', 1e-5),
@@ -328,5 +322,4 @@ def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
   return Text(fields, flat, numbers, Rules(length, **tokens))
 
 
-_READERS = {'hf': _hf, 'open_clip': _open_clip, 'big_vision': _big_vision}
-_READERS['aimv2'] = _aimv2
+_READERS = dict(hf=_hf, open_clip=_open_clip, big_vision=_big_vision, aimv2=_aimv2)
