@@ -277,14 +277,27 @@ def test_the_name_of_openais_resnets_gives_the_activation_of_texts(
   raw = readers.Raw(arrays_of('clip_resnet_open_clip'), {})
   expected = vit_jax.load(path_of('clip_resnet_open_clip'))
   monkeypatch.setattr(readers, 'read', lambda path: raw)
-  for name in ('RN50.pt', 'mine.pt'):
+  # open_clip calls the model without quick_gelu 'RN50', too.
+  for name in ('RN50.pt', 'RN50', 'mine.pt'):
     (tmp_path / name).touch()
     loaded = vit_jax.load(str(tmp_path / name))
     assert (loaded.model, loaded.pp) == (expected.model, expected.pp)
     assert loaded.image_size == (64, 64)
     if name == 'RN50.pt':
       assert loaded.towers == expected.towers
-  assert 'no texts: neither arrays nor name give the activation' in loaded.report
+    else:
+      assert 'no texts: neither arrays nor name give the activation' in loaded.report
+
+
+def test_positions_of_openais_resnets_that_are_no_square_give_no_image_size(
+  tmp_path, monkeypatch
+):
+  arrays = arrays_of('clip_resnet_open_clip')
+  name = 'visual.attnpool.positional_embedding'
+  arrays[name] = np.concatenate([arrays[name], arrays[name][:2]])  # 1 + 6 rows
+  monkeypatch.setattr(readers, 'read', lambda path: readers.Raw(arrays, {}))
+  (tmp_path / 'RN50.pt').touch()
+  assert weights.read(str(tmp_path / 'RN50.pt')).image_size is None
 
 
 def test_a_convnext_of_clip_is_written_for_timm_with_a_bias_of_zeros(tmp_path):
@@ -322,6 +335,7 @@ def test_a_projection_of_one_layer_is_the_head(monkeypatch):
     ('clip_resnet_open_clip', {'attentional_pool': True}, ('attentional_pool',)),
     ('clip_convnext_open_clip', {'timm_pool': 'rot_attn'}, ('rot_attn', 'avg')),
     ('clip_convnext_open_clip', {'timm_model_name': ''}, ('timm_model_name',)),
+    ('clip_convnext_open_clip', {'attentional_pool': True}, ('attentional_pool',)),
   ],
 )
 def test_towers_that_compute_something_else_are_refused(

@@ -130,9 +130,9 @@ class Block(nn.Module):
       return self.norm(name=f'norm{part}', **options)(x, train=train)
 
     shortcut, last = x, dict(zero_scale=self.zero_init)
-    project, size = strides != 1 or x.shape[-1] != self.width, 1
-    if self.anti_alias:
-      size, strides = strides, 1
+    project = strides != 1 or x.shape[-1] != self.width
+    # The side of the windows that are averaged in place of a stride.
+    window, strides = (strides, 1) if self.anti_alias else (1, strides)
     if project:
       step = strides
       if self.avg_down and (strides, dilation[1]) != (1, 1):
@@ -140,7 +140,7 @@ class Block(nn.Module):
         # In a dilated stage, timm counts the zeros beyond the border in the average.
         zeros = dict(padding='SAME', count_include_pad=strides == 1)
         shortcut = nn.avg_pool(x, (2, 2), (strides, strides), **zeros)
-      shortcut = layer(_average(shortcut, size), '_proj', self.width, 1, step)
+      shortcut = layer(_average(shortcut, window), '_proj', self.width, 1, step)
     if self.narrow is None:
       y = nn.relu(layer(x, '1', self.width, 3, strides, dilation[0]))
       y = layer(y, '3', self.width, 3, 1, dilation[1], **last)
@@ -148,7 +148,7 @@ class Block(nn.Module):
       first, second = (strides, 1) if self.stride_first else (1, strides)
       y = nn.relu(layer(x, '1', self.narrow, 1, first))
       y = nn.relu(layer(y, '2', self.narrow, 3, second, dilation[0]))
-      y = layer(_average(y, size), '3', self.width, **last)
+      y = layer(_average(y, window), '3', self.width, **last)
     return nn.relu(shortcut + StochasticDepth()(y, rate, train=train))
 
 
@@ -178,7 +178,7 @@ class AttentionPool(nn.Module):
 
 
 class ResNet(ImageTower):
-  """A stem, stages of residual blocks with BatchNorm, a mean, a head.
+  """A stem, stages of residual blocks with BatchNorm, pooling, a head.
 
   `depths` comes from `variant`.
   """
@@ -246,14 +246,14 @@ class ResNet(ImageTower):
       )
     if self.pool == 'attention' and self.widths[-1] % HEAD_WIDTH:
       raise UserError(
-        f"pool='attention' has heads of {HEAD_WIDTH} channels, but widths={self.widths} "
-        'ends with another number than a multiple.'
+        f"widths={self.widths}: pool='attention' needs a last width that is a multiple of "
+        f'{HEAD_WIDTH}.'
       )
     norm = functools.partial(
       BatchNorm, frozen=self.frozen_norm, eps=self.norm_eps, dtype=self.dtype
     )
-    stem = (self.stem_width, self.deep_stem, self.anti_alias, norm, self.dtype)
-    stem = Stem(*stem, name='stem')
+    shared = dict(anti_alias=self.anti_alias, norm=norm, dtype=self.dtype)
+    stem = Stem(self.stem_width, self.deep_stem, **shared, name='stem')
     x = stem(images, train=train)
     out = {'stem': x}
     rates = depth_rates(self.stochastic_depth, sum(self.depths))
@@ -274,10 +274,8 @@ class ResNet(ImageTower):
         narrow=inner if self.block == 'bottleneck' else None,
         avg_down=self.avg_down,
         stride_first=self.stride_first,
-        anti_alias=self.anti_alias,
-        norm=norm,
         zero_init=self.zero_init,
-        dtype=self.dtype,
+        **shared,
       )
       options = dict(rates=rates[:depth], remat=self.remat, train=train)
       more = [first, *rest].__getitem__
@@ -295,15 +293,19 @@ class ResNet(ImageTower):
 _named = lambda layers, letter='': (layers, LETTERS[letter])
 
 
-def _clip(size: str, gap: str = ''):
-  """Returns (None, fields) of CLIP's ResNet of a size; `gap` is not empty for a mean."""
-  depths, stem, outputs = CLIP[size]
-  widths = tuple(4 * stem * 2**s for s in range(4))
-  fields = dict(
-    depths=depths, widths=widths, stem_width=stem, deep_stem=(stem // 2,) * 2
-  )
-  fields |= dict(anti_alias=True, num_classes=None if gap else outputs)
-  return None, fields | dict(pool='mean' if gap else 'attention')
+def clip_widths(stem_width: int) -> dict:
+  """Returns the fields of CLIP's ResNets that follow from the width of the stem."""
+  widths = tuple(4 * stem_width * 2**s for s in range(4))
+  deep = (stem_width // 2,) * 2
+  return dict(stem_width=stem_width, widths=widths, deep_stem=deep, anti_alias=True)
+
+
+def _clip(size: str, gap: str | None = None):
+  """Returns (None, fields) of CLIP's ResNet of a size; with `gap`, it pools by a mean."""
+  depths, stem_width, outputs = CLIP[size]
+  fields = dict(depths=depths, **clip_widths(stem_width))
+  head = dict(pool='attention', num_classes=outputs)
+  return None, fields | (dict(num_classes=None) if gap else head)
 
 
 _NUMBERS = '|'.join(map(str, (18, 34, *STAGES)))

@@ -199,30 +199,30 @@ def open_clip_act(model: dict, tower: dict) -> str:
 
 
 def open_clip(
-  read_tower: Callable[[dict, dict], Facts], known: Iterable[str] | None = None
+  read_tower: Callable[[dict, dict], Facts], known: Iterable[str]
 ) -> Reader:
   """Makes the Reader of open_clip_config.json, and of OpenAI's files, which have no config.
 
   Args:
     read_tower: a function of (`model_cfg`, `vision_cfg`) that returns fields of the image
       tower.
-    known: keys of `vision_cfg` that are read, or that change no output; None: all keys.
+    known: keys of `vision_cfg` that are read, follow from the arrays or change no output.
   """
 
   def read(config, source):
     whole = section(config, 'open_clip')
     model = section(whole, 'model_cfg')
     vision = section(model, 'vision_cfg')
-    if known is not None and (odd := vision.keys() - {'image_size', *known}):
+    if odd := vision.keys() - {'image_size', *known}:
       raise ValueError(f'vision_cfg.{min(odd)} is unknown: it may change the outputs')
     cfg = section(whole, 'preprocess_cfg')
     mode = cfg.get('resize_mode', 'shortest')
     if mode not in ('shortest', 'squash'):
       raise ValueError(f"resize_mode={mode!r}, expected 'shortest' or 'squash'")
-    images = {'interpolation': cfg.get('interpolation', 'bicubic'), 'crop_pct': 1.0}
-    images |= {'mean': cfg.get('mean', pipelines.CLIP[0])}
-    images |= {'std': cfg.get('std', pipelines.CLIP[1])}
-    images |= {'crop_mode': 'center' if mode == 'shortest' else mode}
+    mean, std = pipelines.CLIP
+    usual = dict(mean=mean, std=std, interpolation='bicubic')
+    images = {key: cfg.get(key, value) for key, value in usual.items()}
+    images |= {'crop_pct': 1.0, 'crop_mode': 'center' if mode == 'shortest' else mode}
     return read_tower(model, vision)._replace(
       image_size=pair(vision.get('image_size', 224 if whole else None)),
       pp=section(config, 'vit_jax').get('pp'),
@@ -233,12 +233,13 @@ def open_clip(
   return read
 
 
-def open_clip_trunk(read_timm: Reader) -> Reader:
-  """Makes the Reader of an open_clip_config.json whose image tower is a model of timm.
+# Keys of the `vision_cfg` of a model of timm. Its projection follows from the arrays.
+_TRUNK = ('timm_model_name', 'timm_model_pretrained', 'timm_pool', 'timm_proj')
+_TRUNK += ('timm_proj_bias', 'timm_drop', 'timm_drop_path')
 
-  Args:
-    read_timm: reads timm's config.json.
-  """
+
+def open_clip_trunk(read_timm: Reader) -> Reader:
+  """Makes the Reader of an open_clip_config.json whose image tower `read_timm` reads."""
 
   def read_tower(model, vision):
     pool = vision.get('timm_pool', 'avg')
@@ -250,7 +251,7 @@ def open_clip_trunk(read_timm: Reader) -> Reader:
       )
     return read_timm({'architecture': name, 'model_args': args}, '')
 
-  return open_clip(read_tower)
+  return open_clip(read_tower, _TRUNK)
 
 
 def timm_act(args: dict, name: str) -> dict:

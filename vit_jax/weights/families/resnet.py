@@ -1,15 +1,14 @@
 """ResNet with BatchNorm, in the formats of timm, torchvision and transformers, and CLIP's."""
 
 import functools
-import math
 import re
 from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax.models.resnet import CLIP, HEAD_WIDTH
+from vit_jax.models.resnet import CLIP, HEAD_WIDTH, clip_widths
 from vit_jax.weights import configs, rename
-from vit_jax.weights.families.vit import columns
+from vit_jax.weights.families.vit import columns, square
 from vit_jax.weights.formats import Format, Writer
 from vit_jax.weights.rename import Rule, Table, add_bare_names, nest_rules, table
 
@@ -204,11 +203,9 @@ _FIXED |= dict(projection=(None,), unit=(False,), head_bias=(True,))
 
 def _check_clip(fields: dict, format: str) -> None:
   """Raises ValueError unless a model has the stem and the widths of CLIP's ResNets."""
-  stem = fields['stem_width']
-  widths = tuple(4 * stem * 2**s for s in range(4))
-  plain = dict(block=('bottleneck',), narrow=(None,), avg_down=(False,), **_FIXED)
-  own = dict(widths=(widths,), deep_stem=((stem // 2,) * 2,), output_stride=(32,))
-  configs.need(fields, format, anti_alias=(True,), **plain, **own)
+  own = {key: (value,) for key, value in clip_widths(fields['stem_width']).items()}
+  own |= dict(block=('bottleneck',), narrow=(None,), avg_down=(False,))
+  configs.need(fields, format, output_stride=(32,), **own, **_FIXED)
 
 
 def _clip_config(fields, image_size, class_names) -> dict:
@@ -270,11 +267,8 @@ def _infer_clip(flat: dict) -> dict:
 
 
 def _clip_grid(flat: dict, fields: dict) -> tuple[int, int] | None:
-  """Returns the square grid of the positions; None if there are none."""
-  if not _width(flat):
-    return None
-  side = math.isqrt(flat[_POSITIONS[0]].shape[1] - 1)
-  return side, side
+  """Returns the grid (h, w) of the positions, or None if it is absent or not square."""
+  return square(flat[_POSITIONS[0]].shape[1] - 1) if _width(flat) else None
 
 
 def _clip_fields(args: dict, name: str) -> dict:

@@ -203,7 +203,11 @@ def grid(flat: dict, fields: dict) -> tuple[int, int] | None:
     return None
   prefix = vit_later.has_cls(fields) + fields['registers']
   before = {'prefix': prefix, 'cls': 1, 'patches': 0}[fields['posemb_tokens']]
-  rows = flat[POSITIONS].shape[1] - before
+  return square(flat[POSITIONS].shape[1] - before)
+
+
+def square(rows: int) -> tuple[int, int] | None:
+  """Returns the grid (h, w) of a table of positions, or None if it is not square."""
   side = math.isqrt(rows)
   return (side, side) if side * side == rows else None
 
@@ -312,6 +316,7 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
   kv_heads = fields.get('kv_heads') or ()
   frequencies = tuple(f'{BLOCK.format(i=i)}/rope/frequencies' for i in range(depth))
   number = lambda name, j: name.replace('_0', f'_{j}')
+  relpos = (f'{attention}.rel_pos', BLOCK), ('shared_rel_pos', 'Transformer')
   return table(
     [
       (
@@ -350,10 +355,7 @@ def _timm_block(heads: int, fields: Mapping) -> Table:
         rename.dense(f'{theirs}.mlp.fc1', f'{ours}/relpos/mlp/Dense_0'),
         rename.dense(f'{theirs}.mlp.fc2', f'{ours}/relpos/mlp/Dense_1'),
       )
-      for theirs, ours in (
-        (f'{attention}.rel_pos', BLOCK),
-        ('shared_rel_pos', 'Transformer'),
-      )
+      for theirs, ours in relpos
     ],
     Rule('rope.freqs', frequencies, rename.split_layers(heads)) if depth else (),
     rename.join(f'{mlp}.fc1', GATED)

@@ -163,8 +163,8 @@ def aim(heads: int) -> Table:
   )
   gated = _swiglu('trunk.blocks.{i}.mlp', 'fc1', 'fc3', 'fc2')
   pool = vit.query_head('head', heads, ('k', 'v', 'linear'))
-  ends = table(pool, rename.dense('projector', 'head'))
-  return table(gated, ends, respell(vit.timm(heads), *names))
+  head = rename.dense('projector', 'head')
+  return table(gated, pool, head, respell(vit.timm(heads), *names))
 
 
 def plain(heads: int) -> Table:
@@ -192,9 +192,8 @@ def _infer(flat: Arrays) -> Fields:
 
 
 def _infer_aim(flat: Arrays) -> Fields:
-  """Infers the fields of AIMv2. Its model for images of any size has no table of positions."""
-  posemb = {} if POSITIONS in flat else {'posemb': 'sincos2d_mae'}
-  return _infer(flat) | posemb
+  """Infers the fields of AIMv2. Without a table, its positions are sine-cosine."""
+  return _infer(flat) | ({} if POSITIONS in flat else {'posemb': 'sincos2d_mae'})
 
 
 def _dino_tells(arrays: Arrays) -> Fields:
@@ -252,12 +251,13 @@ def name_open_clip(arrays: Arrays, source: str, variant: str | None) -> dict:
   for part in filter(None, [variant, *reversed(path.parts)]):
     # The cache of the hub has models--OWNER--NAME.
     name = re.sub('^CLIP-', 'laion/CLIP-', part.rpartition('--')[2])
-    if re.match('(laion/CLIP-)?ViT-', name) and (published := hub.published(name)):
-      ours = models.resolve('vit', published[0])[1]
-      width, heads = ours['width'], ours['num_heads']
+    if re.match('(laion/CLIP-)?ViT-', name) and hub.published(name):
+      _, fields = models.resolve(name)
+      width, quick = fields['width'], fields['act'] == 'quick_gelu'
       # The table of positions tells the size of images.
-      vision = {'width': width, 'head_width': width // heads, 'image_size': None}
-      quick = published[1]['act'] == 'quick_gelu'
+      vision = dict(
+        width=width, head_width=width // fields['num_heads'], image_size=None
+      )
       return {'open_clip': {'model_cfg': {'quick_gelu': quick, 'vision_cfg': vision}}}
   return {}
 
