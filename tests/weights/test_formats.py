@@ -388,12 +388,9 @@ EQUAL |= {
   ('authors', 'posemb_tokens', 'patches'): 'cls',
   ('timm', 'head_bias', False): True,
 }
-EQUAL |= {
-  (to, 'posemb', 'sincos2d'): 'learn' for to in ('timm', 'hf', 'authors', 'open_clip')
-}
-EQUAL |= {
-  (to, 'posemb', 'sincos2d_mae'): 'learn' for to in ('timm', 'authors', 'open_clip')
-}
+for to in ('timm', 'authors', 'open_clip'):
+  EQUAL |= {(to, 'posemb', kind): 'learn' for kind in ('sincos2d', 'sincos2d_mae')}
+EQUAL['hf', 'posemb', 'sincos2d'] = 'learn'  # transformers has AIMv2's sincos2d_mae
 
 # field -> fields that it needs beside it
 BESIDE = {

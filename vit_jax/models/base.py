@@ -66,7 +66,8 @@ class Family:
     prompts: keys of `tune.vpt.WHERE`, the places that prompts may have, the usual one first.
 
   Weights:
-    of_weights: fields that a section `model` without them takes from weights of its family.
+    of_weights: fields that a model takes from weights of its family, unless a config sets
+      them.
 
   Classes:
     heads: regex of the parameters, other than those of a classifier's head, whose shapes

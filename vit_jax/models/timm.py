@@ -264,8 +264,8 @@ def _beit(get: _Options) -> dict:
 
 
 def _relpos(get: _Options) -> dict:
-  hidden = get('rel_pos_dim') or 128
-  # The class also has an MLP as in Swin V2, which no name has.
+  hidden = get('rel_pos_dim') or 128  # the default of timm's MLP
+  # timm also has the MLP of Swin V2, but in no published model.
   kind = get('rel_pos_type', 'mlp', 'bias')
   return dict(
     posemb='none',

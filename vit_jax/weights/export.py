@@ -67,9 +67,9 @@ def _add_text(config: dict, source: Source, preprocessor) -> dict[str, np.ndarra
     raise ValueError('open_clip files have a text tower, but the source has none')
   tower, model = text.read(source.text, source.fields), config['model_cfg']
   acts = {'quick_gelu': True, 'gelu_erf': False}
-  # A ViT has the activation of the text tower.
-  image = (source.fields['act'],) if 'quick_gelu' in model else tuple(acts)
-  configs.need(tower.fields, 'open_clip', act=image)
+  # A ResNet has no such field, and a ViT has the text tower's activation.
+  act = source.fields.get('act')
+  configs.need(tower.fields, 'open_clip', act=(act,) if act else tuple(acts))
   model['quick_gelu'] = acts[tower.fields['act']]
   arrays, model['text_cfg'] = text.open_clip(tower)
   config['preprocess_cfg'] = preprocessor.open_clip()

@@ -315,11 +315,11 @@ def _check_architecture(facts: Facts, family: str) -> None:
 
 
 def _sized(family: str, variant: str | None) -> dict:
-  """Returns the fields of a variant, such as 'B/16', or of a published name without classes."""
+  """Returns the fields of a variant such as 'B/16', or of a published name, but not its classes."""
   if not variant:
     return {}
-  named = models.parse_name(variant)[0] == family
-  fields = models.resolve(*([] if named else [family]), variant)[1]
+  is_name = models.parse_name(variant)[0] == family
+  _, fields = models.resolve(variant) if is_name else models.resolve(family, variant)
   return {k: v for k, v in fields.items() if k != 'num_classes'}
 
 

@@ -220,9 +220,8 @@ def _beit(fields: dict) -> dict[str, dict]:
 
 def _relpos(fields: dict) -> dict[str, dict]:
   dim = fields['relpos_dim']
-  kind = {'rel_pos_type': 'mlp' if dim else 'bias', 'rel_pos_dim': dim}
   return {
     'posemb_tokens': {},
     'relpos': {'shared_rel_pos': fields['relpos'] == 'shared'},
-    'relpos_dim': kind,
+    'relpos_dim': {'rel_pos_type': 'mlp' if dim else 'bias', 'rel_pos_dim': dim},
   }

@@ -74,8 +74,7 @@ _ONLY = {
   'norm_layer': 'layernorm',
   'head_norm_first': False,
 }
-
-
+# Fields that no other library has.
 _PLAIN = dict(projection=(None,), unit=(False,))
 
 
@@ -104,9 +103,11 @@ def _timm_fields(args: dict, name: str) -> dict:
   for key in ('conv_mlp', 'use_grn', 'head_hidden_size'):
     args.pop(key, None)
   fields = configs.timm_act(args, name)
-  if name.startswith('convnext'):
-    args.setdefault('norm_eps', 1e-5 if name.startswith('convnext_xxlarge') else 1e-6)
-  return fields | (_epsilons(args.pop('norm_eps')) if 'norm_eps' in args else {})
+  # A file without timm's name has the epsilon of its widths, see `infer`.
+  if 'norm_eps' in args or name.startswith('convnext'):
+    usual = 1e-5 if name.startswith('convnext_xxlarge') else 1e-6
+    fields |= _epsilons(args.pop('norm_eps', usual))
+  return fields
 
 
 def _timm_config(fields, image_size, class_names) -> dict:
