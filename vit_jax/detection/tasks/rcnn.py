@@ -211,7 +211,7 @@ def losses(
     log = jax.nn.log_softmax(stage['logits'].astype(jnp.float32))
     classes = -jnp.take_along_axis(log, label[..., None], -1)[..., 0]
     positive = valid & (label < log.shape[-1] - 1)
-    deltas = select_class(stage['deltas'], label)
+    deltas = _select_class(stage['deltas'], label)
     each = offsets(box_loss, deltas, stage, positive, origin.box_beta, code)
     out['loss_class'] += factor * mean(classes, valid)
     out['loss_box'] += factor * box_weight * mean(each, valid)
@@ -241,7 +241,7 @@ def mask_targets(targets: dict, rows: dict, origin: Origin) -> jax.Array:
   return shares if origin.soft_masks else (shares >= 0.5).astype(jnp.float32)
 
 
-def select_class(deltas: jax.Array, label: jax.Array) -> jax.Array:
+def _select_class(deltas: jax.Array, label: jax.Array) -> jax.Array:
   """Selects the offsets [B, R, 4] of each row's class; the background gets those of any class.
 
   Args:
