@@ -9,7 +9,7 @@ from vit_jax.learn.mae import MAE
 from vit_jax.weights import configs, rename
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import vit_hf, vit_originals
-from vit_jax.weights.formats import Writer
+from vit_jax.weights.formats import TRAINING, Writer
 from vit_jax.weights.rename import Arrays, Rule, Table, table
 
 _BLOCK = f'{MAE.OWN}/encoderblock_0'
@@ -103,6 +103,11 @@ def _hf_decoder(flat: Arrays) -> dict:
 
 
 def _hf_config(fields, image_size, class_names) -> dict:
+  # Fields that the config or the arrays can express with any value.
+  free = {'patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'act', 'norm_eps'}
+  known = free | {'qkv_bias', 'num_classes'} | TRAINING
+  configs.need_defaults(fields, 'transformers', 'vit', known)
+  configs.need(fields, 'transformers', num_classes=(None,))
   size = {'image_size': configs.int_or_pair(image_size), 'num_channels': 3}
   kind = {'architectures': ['ViTMAEForPreTraining'], 'model_type': 'vit_mae'}
   return vit_hf.write_fields(_KIND, fields) | size | kind
