@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,7 +141,7 @@ class Format:
   needs: tuple[str, ...] = ()
   conclude: Callable[[Arrays, Fields, Facts], Fields] = lambda flat, fields, facts: {}
   grid: Callable[[Arrays, Fields], tuple[int, int] | None] = lambda flat, fields: None
-  class_names: Mapping[int, list[str]] = types.MappingProxyType({})
+  class_names: Mapping[int, list[str]] = dataclasses.field(default_factory=dict)
   resize: Callable[[Fields], str] = lambda fields: 'bilinear'
   own: str = ''
   writer: Writer | None = None
