@@ -14,6 +14,8 @@ two counts, in cycles of one device:
 A schedule is the bundles of instructions that libtpu wrote for an operation, one a cycle,
 times the trips of its loops; on v4 and v5p, whose two cores share a parallel grid, these
 trips are those of one core. Memory is exact. Neither count knows the host or collectives.
+The common count is for unrolled blocks: in a scan, an operation that reads or writes a slice
+of a stack counts as if it moved the whole stack.
 """
 
 import inspect
