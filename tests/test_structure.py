@@ -31,14 +31,15 @@ MODULES = sorted(
 # another, or says in its commit why it is worth it.
 ROOMS = {
   'checkpoint': (23, 0),
-  'data': (208, 59),
+  'data': (208, 60),
   'detection': (170, 110),
   'evaluators': (60, 26),
   'explain': (35, 0),
   'imagenet': (5, 0),
   'kernels': (24, 0),
-  'lab': (119, 23),
-  'models': (102, 143),
+  'lab': (102, 20),
+  'learn': (32, 7),
+  'models': (104, 143),
   'modules': (142, 2),
   'nn': (52, 0),
   'optim': (16, 14),
@@ -47,10 +48,10 @@ ROOMS = {
   'tools': (133, 85),
   'train': (107, 3),
   'tune': (55, 15),
-  'weights': (193, 0),
+  'weights': (197, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 47_900, 'configs': 2_400, 'tests': 34_900}
+LINES = {'vit_jax': 48_500, 'configs': 2_600, 'tests': 35_500}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the rings around it.
