@@ -382,9 +382,11 @@ def test_fine_tuning_and_detectors_start_from_the_encoder(
   assert 'afresh: head/bias, head/kernel, pooled_norm/bias, pooled_norm/scale' in out
   assert 'position embeddings (hw) resized' in out
 
-  fields = {k: x for k, x in runs.small()['model'].items() if k != 'classifier'}
+  fields = {
+    k: runs.small()['model'][k] for k in ('width', 'depth', 'mlp_dim', 'num_heads')
+  }
   fields |= dict(name='vitdet', act='gelu_erf', patch_size=(2, 2), window=2)
-  fields |= dict(global_blocks=(0,), pretrained_size=(8, 8), dropout=0.0)
+  fields |= dict(global_blocks=(0,), pretrained_size=(8, 8))
   detector = vit_jax.load(str(mae_run), model=fields)
   encoder = trees.flatten(vit_jax.load(str(mae_run)).params)
   kernels = [name for name in encoder if '/encoderblock_0/' in name]
