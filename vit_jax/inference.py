@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import sharding
+from vit_jax import sharding, trees
 from vit_jax.data.single_image import SingleImage
 from vit_jax.errors import BadImage, UserError, choose
 from vit_jax.machine import cores
@@ -170,7 +171,11 @@ def _batches(
   shape = (*loaded.image_size, loaded.channels)
   family = loaded.model.family
   # Tables of positions would be resized for other canvases.
-  trims = preprocess.pads and not (family.positions or family.offsets)
+  params = trees.flatten(loaded.variables.get('params', {}))
+  is_table = lambda name: (
+    family.position_axes(name) or re.fullmatch(family.offsets or '(?!)', name)
+  )
+  trims = preprocess.pads and not any(map(is_table, params))
 
   def read(image):
     try:

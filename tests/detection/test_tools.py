@@ -228,9 +228,12 @@ def test_the_canvas_follows_the_images(folder, monkeypatch):
   (wide,) = canvases('2.png')
   assert sorted(wide) == [32, 48]
   assert canvases('1.png', '2.png', batch_size=2) == [wide, wide]
-  # A table of positions would be resized for another canvas.
-  family = dataclasses.replace(family, offsets='.*')
+  # Some models of the family have a table of positions, as CLIP's of all ResNets.
+  family = dataclasses.replace(family, positions=(('table', 'hw'),))
   monkeypatch.setitem(models.MODELS.data, 'canvas', family)
+  assert canvases('1.png') == [[32, 32]]
+  # It would be resized for another canvas.
+  loaded = dataclasses.replace(loaded, variables={'params': {'table': np.zeros(1)}})
   assert canvases('1.png') == [[48, 48]]
 
 
