@@ -310,8 +310,8 @@ def test_suppression_beside_torchvision(torch, threshold, whole):
   def keep(boxes, scores, *arrays):
     order = jnp.argsort(-scores)
     arrays = (x[order] for x in arrays)
-    kept = suppression.keep(boxes[order], threshold, *arrays)
-    return kept[jnp.argsort(order)]
+    survivors = suppression.keep(boxes[order], threshold, *arrays)
+    return survivors[jnp.argsort(order)]
 
   alone = np.array(jax.jit(jax.vmap(keep))(boxes, scores, valid))
   within = np.array(jax.jit(jax.vmap(keep))(boxes, scores, valid, classes))

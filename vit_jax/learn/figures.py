@@ -26,7 +26,10 @@ def reconstruction(args) -> Drawing:
   (run,) = args.runs
   config = config_lib.read(run)
   if config.get('task', {}).get('name') != MAE.OWN:
-    raise UserError(f'{run} is no run of the task mae: see --config=mae_i1k.')
+    raise UserError(
+      f'reconstruction draws runs of MAE, which --config=mae_i1k trains: {run} has another '
+      'task.'
+    )
   sections = (x for x in config['evals'].values() if x['type'] == 'masked_patches')
   if (section := next(sections, None)) is None:
     raise UserError(f'{run} has no evaluation of type masked_patches.')

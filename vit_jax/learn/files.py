@@ -19,11 +19,12 @@ _HEADS = 'decoder_num_attention_heads'
 
 
 def _nest(rules: Table, theirs: str, decoder: str) -> Table:
-  """Returns those rules of an encoder's layers that a decoder also has.
+  """Returns the rules of a decoder's blocks, made from those of an encoder's blocks.
 
   Args:
-    theirs: start of the names of these layers in a file.
-    decoder: the same for a decoder.
+    rules: the rules of a whole encoder; those that do not start with `theirs` are left out.
+    theirs: start of the names of the encoder's blocks in a file.
+    decoder: start of the names of the decoder's blocks in a file.
   """
   own = lambda name: f'{MAE.OWN}/{name.removeprefix("Transformer/")}'
   return tuple(

@@ -431,10 +431,11 @@ def _add_targets(rows: dict, targets: dict, targets_first: bool) -> dict:
 
 # -- published names ------------------------------------------------------------------
 
-# Fields that published files do not show. Those of detectron2's model zoo have MSRA's ResNets.
-MSRA = dict(stride_first=True)
+# Fields that published files do not show. Those of detectron2's model zoo have MSRA's ResNets,
+# whose blocks have their stride in the first convolution.
+MSRA_RESNET = dict(stride_first=True)
 DC5 = dict(
-  backbone=MSRA | dict(dilate_first=True, output_stride=16),
+  backbone=MSRA_RESNET | dict(dilate_first=True, output_stride=16),
   anchor_sizes=((32, 64, 128, 256, 512),),
   before=(12_000, 6_000),
   after=(2_000, 1_000),
@@ -462,14 +463,14 @@ def _resnet(layers: str, **fields) -> dict:
 
 
 def _detectron2(kind: str, layers: str, end: str) -> tuple[None, dict]:
-  fields = dict(backbone=dict(name='fpn', backbone=_resnet(layers, **MSRA)))
+  fields = dict(backbone=dict(name='fpn', backbone=_resnet(layers, **MSRA_RESNET)))
   if end == 'DC5':
     fields = DC5 | dict(backbone=_resnet(layers, **DC5['backbone']))
   return None, fields | _KINDS[kind]
 
 
 def _batch_norms(layers: str, end: str) -> tuple[None, dict]:
-  resnet = _resnet(layers, frozen_norm=False, **MSRA)
+  resnet = _resnet(layers, frozen_norm=False, **MSRA_RESNET)
   heads = _newer_heads('batch') | (dict(rpn_convs=1) if end == '3x_syncbn' else {})
   return None, heads | dict(backbone=dict(name='fpn', norm='batch', backbone=resnet))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.detection.coco import names
-from vit_jax.detection.models.rcnn import DC5, MSRA, STAGES, TORCHVISION
+from vit_jax.detection.models.rcnn import DC5, MSRA_RESNET, STAGES, TORCHVISION
 from vit_jax.detection.weights import fpn
 from vit_jax.detection.weights.fpn import backbone_of, find_norm
 from vit_jax.weights import configs, pipelines, rename
@@ -404,7 +404,7 @@ FORMATS = (
   _format(
     r'backbone\.bottom_up\.stem\.conv1\.weight',
     _d2_resnet,
-    _facts(_CAFFE, *_COCO, backbone={'backbone': MSRA}),
+    _facts(_CAFFE, *_COCO, backbone={'backbone': MSRA_RESNET}),
   ),
   _format(r'backbone\.stem\.conv1\.weight', _d2_resnet, _facts(_CAFFE, *_COCO, **DC5)),
   _format(

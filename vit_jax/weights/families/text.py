@@ -46,7 +46,7 @@ class TextArrays(NamedTuple):
   arrays: Arrays
   config: dict
   folder: Path  # contains the vocabulary
-  name: str  # of the file or folder of the arrays
+  name: str  # name of the file that holds the arrays, or of its folder
 
 
 class Text(NamedTuple):
