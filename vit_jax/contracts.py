@@ -38,8 +38,15 @@ class Task(Protocol):
   def init(self, rng, spec: dict) -> Variables:
     """Initialises the variables of the model and of the task."""
 
-  def prepare(self, batch: Batch, rng) -> Batch:
-    """Changes a whole batch, such as by mixup, before it is cut into micro-batches."""
+  def prepare(self, batch: Batch, rng, state) -> Batch:
+    """Changes a whole batch, such as by mixup, before it is cut into micro-batches.
+
+    It can add the targets of a teacher, such as the average of the parameters or frozen
+    ones. What it computes has no gradient.
+
+    Args:
+      state: the `train.step.State` before the step.
+    """
 
   def loss(self, variables: Variables, batch: Batch, rng):
     """Returns (loss, (metrics {name: scalar}, new batch statistics)) in training."""

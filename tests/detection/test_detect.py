@@ -208,7 +208,7 @@ def setup():
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _measure(task, variables, batch, accum=1):
-  batch = task.prepare(batch, jax.random.key(1))
+  batch = task.prepare(batch, jax.random.key(1), None)
   loss = lambda params, stats, *args: task.loss({'params': params}, *args)
   return gradients(loss, variables['params'], {}, batch, jax.random.key(2), accum)[:2]
 

@@ -105,7 +105,7 @@ MODEL = models.build('rcnn', **SMALL)
 
 def test_targets_are_in_pixels_and_keys_do_not_depend_on_micro_batches():
   whole = batch()
-  target = rcnn.RCNN(MODEL, whole).prepare(whole, jax.random.key(0))['target']
+  target = rcnn.RCNN(MODEL, whole).prepare(whole, jax.random.key(0), None)['target']
   pixels = whole['boxes'][..., [1, 0, 3, 2]] * [6, 8, 6, 8]
   np.testing.assert_allclose(target['boxes'][:-1], pixels[:-1], rtol=1e-6)
   np.testing.assert_allclose(target['extents'][:-1], pixels[:-1], rtol=1e-6)
@@ -115,7 +115,9 @@ def test_targets_are_in_pixels_and_keys_do_not_depend_on_micro_batches():
   assert len({tuple(key) for key in np.asarray(target['key'])}) == 4
   # Without padding fractions are those of the canvas.
   del whole['image_mask']
-  whole_canvas = rcnn.RCNN(MODEL, whole).prepare(whole, jax.random.key(0))['target']
+  whole_canvas = rcnn.RCNN(MODEL, whole).prepare(whole, jax.random.key(0), None)[
+    'target'
+  ]
   np.testing.assert_array_equal(whole_canvas['key'], target['key'])
   pixels = whole['boxes'][..., [1, 0, 3, 2]] * [12, 8, 12, 8]
   np.testing.assert_allclose(whole_canvas['boxes'], pixels, rtol=1e-6)
@@ -210,7 +212,7 @@ def test_the_loss_is_that_of_the_whole_batch():
   @jax.jit
   def measure(variables, batch):
     """Returns {name: metric, or gradient of a parameter}."""
-    batch = task.prepare(batch, jax.random.key(1))
+    batch = task.prepare(batch, jax.random.key(1), None)
     loss = lambda params: task.loss(
       variables | {'params': params}, batch, jax.random.key(2)
     )
@@ -239,7 +241,7 @@ def test_every_stage_draws_a_sample_of_its_own(monkeypatch):
   model = models.build('rcnn', **SMALL | fields)
   whole = batch()
   task = rcnn.RCNN(model, whole)
-  target = task.prepare(whole, jax.random.key(0))['target']
+  target = task.prepare(whole, jax.random.key(0), None)['target']
   draws.clear()
   train = lambda images, target: model.init(jax.random.key(0), images, None, target)
   jax.eval_shape(train, np.zeros((4, 32, 32, 3), np.float32), target)

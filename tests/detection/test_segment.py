@@ -104,7 +104,7 @@ class PerPixel:
 def measure(params, batch, accum=1):
   """Returns ({metric: value}, gradients) of a batch in `accum` micro-batches."""
   task = segment.Segment(PerPixel(), batch)
-  batch = task.prepare(batch, None)
+  batch = task.prepare(batch, None, None)
   loss = lambda params, stats, *args: task.loss({'params': params}, *args)
   return gradients(loss, params, {}, batch, jax.random.key(0), accum)[:2]
 

@@ -224,7 +224,7 @@ def test_devices_and_micro_batches_change_nothing():
     mesh = sharding.make_mesh(devices=jax.devices()[:devices])
 
     def step(params, batch, accum=accum):
-      prepared = task.prepare(batch, KEY)
+      prepared = task.prepare(batch, KEY, None)
       metrics, grads, _ = gradients(loss, params, {}, prepared, KEY, accum)
       return metrics, grads, prepared['order']
 

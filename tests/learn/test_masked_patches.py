@@ -115,7 +115,7 @@ def test_models_of_patches_see_corrupted_embeddings(variant, fields):
 def test_only_corrupted_patches_are_learned_from():
   task = plain()
   variables = started(task)
-  prepared = task.prepare(batch(), jax.random.key(3))
+  prepared = task.prepare(batch(), jax.random.key(3), None)
 
   def loss(shift):
     def add(call, args, kwargs, context):
@@ -135,7 +135,7 @@ def test_only_corrupted_patches_are_learned_from():
 
 def test_micro_batches_add_up_to_the_batch_by_the_weights_of_examples():
   task = plain()
-  prepared = task.prepare(batch(), jax.random.key(3))
+  prepared = task.prepare(batch(), jax.random.key(3), None)
   prepared['weight'] = np.arange(8, dtype=np.float32) / 28  # the first counts nothing
   loss = lambda params, stats, *args: task.loss({'params': params}, *args)
   params, fn = started(task)['params'], jax.jit(gradients, static_argnums=(0, 5))
@@ -158,7 +158,7 @@ def test_meshes_corrupt_and_learn_alike():
   results = []
 
   def step(variables, batch):
-    drawn = task.prepare(batch, jax.random.key(3))
+    drawn = task.prepare(batch, jax.random.key(3), None)
     fields = {key: drawn[key] for key in masked_patches.Corruption._fields}
     return task.loss(variables, drawn, KEY)[0], fields
 

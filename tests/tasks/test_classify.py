@@ -18,7 +18,7 @@ def loss_of(logits, label, **options):
   apply = lambda variables, *_, **__: ((variables, {}), {})
   task = Classify(SimpleNamespace(num_classes=5, apply=apply), SPEC, **options)
   batch = {'image': None, 'label': label, 'weight': np.array([1, 1, 0, 1]) / 3}
-  batch = task.prepare(batch, jax.random.key(0))
+  batch = task.prepare(batch, jax.random.key(0), None)
   loss, (metrics, stats) = task.loss(logits, batch, jax.random.key(0))
   assert (metrics['loss'], stats) == (loss, {})
   return loss, metrics

@@ -85,7 +85,7 @@ def test_only_the_trained_have_gradients_moments_and_an_average():
 
   # The logged norm, by which the gradient is clipped, is of the head's alone.
   def loss(values):
-    one = TASK.prepare({**BATCH, 'weight': np.full(B, 1 / B, np.float32)}, None)
+    one = TASK.prepare({**BATCH, 'weight': np.full(B, 1 / B, np.float32)}, None, None)
     return TASK.loss({'params': values}, one, jax.random.key(0))[0]
 
   grads = jax.jit(jax.grad(loss))(params())

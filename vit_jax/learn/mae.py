@@ -238,7 +238,7 @@ class MAE:
         flat[name] = draw_value(x, value_key)
     return {'params': trees.unflatten(flat)}
 
-  def prepare(self, batch: dict, rng) -> dict:
+  def prepare(self, batch: dict, rng, state) -> dict:
     """Adds the random order of patches to a whole batch; the first are kept."""
     return {**batch, 'order': draw(rng, (len(batch['image']), self.patches))}
 

@@ -248,7 +248,7 @@ class MaskedPatches:
     added = self.added.init(jax.random.fold_in(rng, 0), features['encoded'])
     return {'params': {**variables['params'], self.OWN: added['params']}}
 
-  def prepare(self, batch: dict, rng) -> dict:
+  def prepare(self, batch: dict, rng, state) -> dict:
     """Adds the corruption of images to a whole batch."""
     shape = (len(batch['image']), self.patches)
     return batch | draw(rng, self.corrupted, shape)._asdict()

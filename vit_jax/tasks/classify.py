@@ -51,7 +51,7 @@ class Classify:
     image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
     return self.model.init(rng, image)
 
-  def prepare(self, batch: dict, rng) -> dict:
+  def prepare(self, batch: dict, rng, state) -> dict:
     """Adds targets to a whole batch, and mixes it, before it is cut into micro-batches.
 
     Args:

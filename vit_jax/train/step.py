@@ -111,7 +111,7 @@ def make_step(task, optimizer, on_device, key):
     batch = on_device(batch)
     # Weights sum to 1 over the whole batch, so that the losses of micro-batches add up.
     batch['weight'] = mask / jnp.maximum(mask.sum(), 1.0)
-    batch = task.prepare(batch, prepare_key)
+    batch = task.prepare(batch, prepare_key, state)
 
     # Gradients with respect to the trained parameters; frozen ones have none.
     def loss(params, stats, *args):

@@ -66,7 +66,7 @@ class Detect:
     image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
     return self.model.init(rng, image)
 
-  def prepare(self, batch: dict, rng) -> dict:
+  def prepare(self, batch: dict, rng, state) -> dict:
     """Adds 'target' to a whole batch, before it is cut into micro-batches.
 
     Losses are divided by the number of boxes in the whole batch, over all devices and
@@ -77,7 +77,7 @@ class Detect:
         'label' int [B, N]; 'boxes_mask' [B, N], 1 for a box; 'weight' [B]; and if images
         are padded 'image_mask' [B, H, W], 0 for padding.
     """
-    del rng
+    del rng, state
     weight = batch['weight']
     valid = (batch['boxes_mask'] > 0) & (weight > 0)[:, None]
     target = {

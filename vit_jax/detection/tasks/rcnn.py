@@ -74,7 +74,7 @@ class RCNN:
     image = jnp.zeros((1, *spec['image'].shape[1:]), jnp.float32)
     return self.model.init(rng, image)
 
-  def prepare(self, batch: dict, rng) -> dict:
+  def prepare(self, batch: dict, rng, state) -> dict:
     """Adds 'target' to a whole batch, before it is cut into micro-batches.
 
     Each example gets a random key of its own, given by its position in the whole batch. So

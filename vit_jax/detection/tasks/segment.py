@@ -36,7 +36,7 @@ class Segment(Classify):
       )
     self.model = model
 
-  def prepare(self, batch: dict, rng) -> dict:
+  def prepare(self, batch: dict, rng, state) -> dict:
     """Adds the weights of pixels to a whole batch.
 
     All labelled pixels of the whole batch, over all devices and micro-batches, have equal
@@ -45,7 +45,7 @@ class Segment(Classify):
     Args:
       batch: 'image' [B, H, W, C] in [-1, 1], 'segments' int [B, H, W], 'weight' [B].
     """
-    del rng
+    del rng, state
     segments = batch['segments'].astype(jnp.int32)
     real = (batch['weight'] > 0)[:, None, None] & (segments != IGNORED)
     weight = real.astype(jnp.float32)
