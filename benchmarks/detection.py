@@ -23,7 +23,6 @@ from vit_jax import cli, sharding
 from vit_jax.data import pipeline
 from vit_jax.detection.tasks import matching
 from vit_jax.machine import cores
-from vit_jax.train import runtime
 from vit_jax.train.trainer import Trainer
 
 PLACES = 100  # for boxes of an image
@@ -65,7 +64,7 @@ def ours(variant: str, batch: dict):
   config = {**CONFIG, 'model': {**CONFIG['model'], 'variant': variant}}
   with jax.set_mesh(mesh):
     trainer = Trainer(config, spec, mesh, pipeline.scale_on_device)
-    step = trainer.lower().compile(runtime.options())
+    step = trainer.lower().compile(sharding.compiler_options())
     state = trainer.init()
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
 

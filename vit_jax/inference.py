@@ -133,7 +133,7 @@ def stream(
     mesh: a mesh whose devices share each batch; the batch size must be a multiple of
       `sharding.batch_divisor`. None: one device computes.
   """
-  function = jax.jit(function)
+  function = jax.jit(function, compiler_options=sharding.compiler_options(mesh))
   divisor = 1 if mesh is None else sharding.batch_divisor(mesh)
   split = None if mesh is None else sharding.batch_sharding(mesh)
   whole = None if mesh is None else sharding.replicated_sharding(mesh)

@@ -1,4 +1,4 @@
-"""One mesh (data, fsdp, tensor), and shardings from path rules.
+"""One mesh (data, fsdp, tensor), its compiler options, and shardings from path rules.
 
 Rules run over the abstract train state, so optimizer moments and EMA, whose paths end
 in the parameter's path, follow the parameter with no further code. A rule's spec is
@@ -55,6 +55,24 @@ PRESETS = {
 }
 DEFAULT = 'fsdp'
 
+# Compiler options by platform.
+_OPTIONS = {
+  # By default, XLA leaves matrix products on CPUs to YNNPACK. Eigen is up to 1.35 times as fast
+  # at the shapes of a ViT (benchmarks/NOTES.md). This option leaves only reductions to YNNPACK.
+  'cpu': {'xla_cpu_experimental_ynn_fusion_type': 'LIBRARY_FUSION_TYPE_REDUCE'},
+  # Under fsdp, XLA would cut a product into a piece for each chip, too small for a matrix
+  # unit. Gathering the parameters takes a quarter of the cycles (docs/speed.md).
+  'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'},
+}
+# Sums a gradient over the chips while the next product runs. It saves 3 % of a step of L/16
+# under fsdp, and nothing where parameters are replicated (docs/speed.md). Only small sums are
+# joined: one sum for a whole block, as by default, would have to wait for all its gradients.
+_SUM_BESIDE_PRODUCTS = {
+  'xla_enable_async_all_reduce': 'true',
+  'xla_tpu_enable_async_collective_fusion_fuse_all_reduce': 'true',
+  'xla_jf_crs_combiner_threshold_in_bytes': '1048576',
+}
+
 _Axis = Annotated[int, Range(-1, 2**20, why='-1: the devices that are left')]
 _Rules = list[
   tuple[str, Literal['fsdp'] | list[Literal['data', 'fsdp', 'tensor', '+fsdp'] | None]]
@@ -83,6 +101,20 @@ def make_mesh(
   return jax.make_mesh(
     tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices
   )
+
+
+def compiler_options(mesh: Mesh | None = None) -> dict[str, str]:
+  """Returns the `compiler_options` of `jax.jit` that make a model fast.
+
+  Args:
+    mesh: where the program will run; by default on the first device.
+  """
+  device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+  chosen = _OPTIONS.get(device.platform, {})
+  fsdp = mesh is not None and mesh.shape['fsdp'] > 1
+  # The compiler supports this on TPU v5e alone.
+  own = fsdp and device.device_kind == 'TPU v5 lite'
+  return chosen | (_SUM_BESIDE_PRODUCTS if own else {})
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

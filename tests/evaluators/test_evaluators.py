@@ -106,6 +106,18 @@ def test_every_example_counts_once(tmp_path, devices, batch_size):
   check_predictions(evaluator.predictions, x, targets, params)
 
 
+def test_options_of_the_compiler_reach_each_program(tmp_path, monkeypatch):
+  source, _ = write(tmp_path / 'x.npz', np.arange(16) % 2)
+  options = lambda mesh: {'xla_of_mesh': str(mesh.size)}
+  monkeypatch.setattr(sharding, 'compiler_options', options)
+  splits = dict(source=source, train='train', test='train')
+  section = dict(datasets={'x': splits}, pp='value_range(-1, 1)', batch_size=8, k=[1])
+  probe = evaluators.build('knn', mesh_of(4), **section)
+  for evaluator in (classification(source, devices=4), probe):
+    with pytest.raises(jax.errors.JaxRuntimeError, match='xla_of_mesh'):
+      evaluator.run(predict, params_of(2))
+
+
 def test_logits_that_are_not_finite_are_counted_and_wrong(tmp_path):
   labels = np.arange(20) % 6
   source, x = write(tmp_path / 'x.npz', labels)

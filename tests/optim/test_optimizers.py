@@ -11,7 +11,6 @@ from tests.support.abstract import abstract_params
 from vit_jax import models, optim, sharding, trees
 from vit_jax.optim import averages, multipliers, optimizers
 from vit_jax.optim.optimizers import adam, select, sgd
-from vit_jax.train import runtime
 
 BLOCK = 'Transformer/encoderblock_0/'
 ATTENTION = f'{BLOCK}MultiHeadDotProductAttention_0/'
@@ -195,7 +194,9 @@ def test_no_moment_is_copied(name):
     new = optax.apply_updates(params, updates)
     return select(good, new, params), state
 
-  step = jax.jit(step, donate_argnums=(0, 1), compiler_options=runtime.options())
+  step = jax.jit(
+    step, donate_argnums=(0, 1), compiler_options=sharding.compiler_options()
+  )
   program = step.lower(params, tx.init(params), params, True).compile()
   assert program.memory_analysis().temp_size_in_bytes < 256 * 256
 

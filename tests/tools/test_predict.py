@@ -42,6 +42,13 @@ def test_logits_are_the_models(folder):
   assert predicted.errors == [None] * 3
 
 
+def test_options_of_the_compiler(monkeypatch):
+  monkeypatch.setattr(sharding, 'compiler_options', lambda mesh: {'xla_own': 'true'})
+  image = np.zeros((32, 32, 3), np.uint8)
+  with pytest.raises(jax.errors.JaxRuntimeError, match='xla_own'):
+    inference.predict_images(weights.load(SOURCE), [image])
+
+
 def test_features_by_name_in_one_compilation(folder):
   loaded = weights.load(SOURCE)
   paths = predict.find_images([str(folder)])

@@ -118,7 +118,10 @@ class OneSplit(contracts.Evaluator):
     self.batches = open_batches(mesh, **data)
     # `predict` is static, so that all runs of one evaluator share a compilation.
     self._step = jax.jit(
-      self.measure, static_argnums=0, out_shardings=sharding.replicated_sharding(mesh)
+      self.measure,
+      static_argnums=0,
+      out_shardings=sharding.replicated_sharding(mesh),
+      compiler_options=sharding.compiler_options(mesh),
     )
 
   def run_steps(self, predict: Callable, variables, batches=None) -> Iterator[Any]:

@@ -88,6 +88,7 @@ class Probe(contracts.Evaluator):
       self._select,
       static_argnums=(0, 1),
       out_shardings=sharding.replicated_sharding(mesh),
+      compiler_options=sharding.compiler_options(mesh),
     )
     # {kind of images: preprocessing on the device}. It depends on `pp`, which all data sets
     # have in common, and on the images that the host sends. Data sets with the same kind of

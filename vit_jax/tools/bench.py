@@ -146,7 +146,7 @@ class Step:
           return variables, subject.logits(variables, images)
 
         lowered = runtime.trace_step(forward, shapes, spec, mesh).lower()
-      self._program = lowered.compile(runtime.options())
+      self._program = lowered.compile(sharding.compiler_options())
       self.compile_s = time.perf_counter() - start
       self.memory = runtime.memory(self._program)['bytes']
       self._state = place()
@@ -231,6 +231,7 @@ def matrix_peak(dtype: str) -> dict:
   import jax
   import jax.numpy as jnp
 
+  from vit_jax import sharding
   from vit_jax.train import runtime
 
   best = {'flops_per_s': 0.0, 'size': 0}
@@ -239,7 +240,7 @@ def matrix_peak(dtype: str) -> dict:
     if 4 * size**2 * jnp.dtype(dtype).itemsize > memory:
       break
     a = jnp.asarray(_rng().standard_normal((size, size), 'float32'), dtype)
-    product = jax.jit(jnp.matmul).lower(a, a).compile(runtime.options())
+    product = jax.jit(jnp.matmul).lower(a, a).compile(sharding.compiler_options())
     seconds = math.inf
     for _ in range(6):
       start = time.perf_counter()

@@ -128,7 +128,7 @@ class Trainer:
     """Compiles the step, prints its memory, and raises OutOfMemory if it does not fit."""
     start = time.perf_counter()
     with runtime.report_out_of_memory():
-      program = self.lower().compile(runtime.options(self.mesh))
+      program = self.lower().compile(sharding.compiler_options(self.mesh))
     needs = runtime.memory(program)['bytes'] / 2**30
     has = runtime.device_memory(self.mesh.local_devices[0]) / 2**30
     print(

@@ -139,7 +139,7 @@ def memory(config: dict, record: dict, axes: dict[str, int]) -> dict:
   mesh = sharding.make_mesh(**{'data': 1, **axes}, devices=jax.devices()[:devices])
   with jax.set_mesh(mesh):
     # Skip LLVM's optimisations, which take half of the time and come after memory is planned.
-    options = runtime.options() | {'xla_backend_optimization_level': '0'}
+    options = sharding.compiler_options() | {'xla_backend_optimization_level': '0'}
     program = trainer(config, record, mesh).lower().compile(options)
   return {'mesh': dict(mesh.shape), 'devices': devices, **runtime.memory(program)}
 

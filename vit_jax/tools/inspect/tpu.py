@@ -184,7 +184,7 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   used = kernels.using(*kernels.KERNELS)
   read = lambda program: {'text': program.as_text(), **runtime.memory(program)}
   with jax.set_mesh(mesh), used, runtime.report_out_of_memory(too_large):
-    options = runtime.options(mesh)
+    options = sharding.compiler_options(mesh)
     memory = compiled(trainer.lower(), f'{name}:{shape}', read, options)
   program = memory.pop('text')
   # libtpu does not reject all programs that are too large.
