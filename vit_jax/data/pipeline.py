@@ -60,8 +60,8 @@ class Batches(abc.ABC):
     num_examples: N, number of examples in the split.
     num_classes, class_names, fingerprint: see `base.Source`.
     batch_size: examples in a global batch.
-    finish_on_device: a function of a batch, for use inside jit, that maps uint8 images to
-      float32 in the range of `pp`.
+    finish_on_device: a function of a batch, for use inside jit, that runs the last ops of
+      `pp` on uint8 images.
   """
 
   def __init__(
@@ -222,9 +222,9 @@ def trace_batch(preprocess: Preprocess, batch_size: int) -> dict:
 
   {name: `jax.ShapeDtypeStruct`}: 'image' uint8 or float32 [B, H, W, C]; 'label' int32
   [B], or float32 [B, K] where images have several labels or pp an op for them; other
-  features of the source, in the shapes that pp gives them; 'mask' float32 [B], 0 for
-  padding and images that cannot be read; 'index' int32 [B], of the example in the split
-  (modulo 2**32), -1 for padding.
+  features of the source, in the shapes that pp gives them; 'u' float32 [B, draws] for random
+  ops on the device; 'mask' float32 [B], 0 for padding and images that cannot be read;
+  'index' int32 [B], of the example in the split (modulo 2**32), -1 for padding.
   """
   import jax
 
@@ -233,16 +233,19 @@ def trace_batch(preprocess: Preprocess, batch_size: int) -> dict:
   if preprocess.label is not None:
     shapes['label'] = preprocess.label.shape, preprocess.label.dtype
   shapes |= {'mask': ((), np.dtype(np.float32)), 'index': ((), np.dtype(np.int32))}
-  return {
+  spec = {
     key: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
     for key, (shape, dtype) in shapes.items()
   }
+  with prefix_errors(f'pp {preprocess.pp!r}'):
+    jax.eval_shape(preprocess.finish, spec)
+  return spec
 
 
 def scale_on_device(batch: dict) -> dict:
   """Maps images uint8 to float32 in [-1, 1], as most pipelines do on the device."""
   (op,) = registry.parse('value_range(-1, 1)')
-  return op.apply.scale_on_device(batch)
+  return op.on_device(batch)
 
 
 # Rules for the config's `data` sections. The run itself sets the parameters named here.

@@ -1,6 +1,7 @@
 """Applies a string pipeline to the examples of one source."""
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -28,9 +29,9 @@ class Preprocess:
   """The ops of `pp`, split between the host and the device.
 
   Attributes:
-    on_host: the ops that TensorFlow runs. If the last op is `value_range`, it runs on the
-      device, because uint8 pixels are a quarter of the bytes to copy there.
-    on_device: the `ops.basic.ValueRange` that runs on the device, or None.
+    on_host: the ops that TensorFlow runs.
+    on_device: the last ops, if they may run on the device, see `registry.Op.on_device`.
+      `value_range` is one, because uint8 pixels are a quarter of the bytes to copy there.
     label: `ClassIndex`, `MultiHot`, or None if an image as a whole has no label.
     draws: how many random numbers each random op takes, in order.
     inputs: {name: (shape, dtype)} of the example that the ops take; dtype None: encoded
@@ -61,15 +62,24 @@ class Preprocess:
     for name, feature in features.items():
       self.inputs |= self._inputs_of(name, feature)
     self.one_by_one = source.image_shape is None or bool(self._ragged)
-    self.on_device = None
-    if names[-1] == 'value_range':
-      last = max(i for i, op in enumerate(ops) if op.name == 'value_range')
-      self.on_device = ops.pop(last).apply
-    self.on_host = ops
+    may = lambda op: op.on_device or 'image' not in op.maps
+    last = [*itertools.takewhile(may, reversed(ops))]
+    self.on_device = [op for op in reversed(last) if op.on_device]
+    self.on_host = ops = [op for op in ops if op not in self.on_device]
+    self._check_order()
     # A map of labels has the size of the whole image, which then has to be decoded whole.
     self._target = None if self._pixel_maps else registry.target_of_decode(ops)
     # At least one number: TensorFlow 2.21's unbatch crashes on rows of no elements.
-    self.draws = tuple(op.draws for op in ops if op.draws) or (1,)
+    every = [*self.on_host, *self.on_device]
+    self.draws = tuple(op.draws for op in every if op.draws) or (1,)
+
+  def _check_order(self) -> None:
+    images = [op for op in self.on_host if 'image' in op.maps]
+    for op in images[:-1]:
+      if not callable(op.apply) or 'local' in op.maps:
+        raise ValueError(
+          f'{images[-1].text} cannot follow {op.text}: put it before, or leave it out'
+        )
 
   def _check_located(self, ops, features) -> None:
     located = [k for k, f in features.items() if isinstance(f, Feature) and f.located]
@@ -116,8 +126,13 @@ class Preprocess:
   # --- in JAX ------------------------------------------------------------------------
 
   def finish(self, batch: dict) -> dict:
-    """Runs the op on the device, if there is one, on a batch [B, ...] inside jit."""
-    return batch if self.on_device is None else self.on_device.scale_on_device(batch)
+    """Runs the ops on the device on a batch [B, ...], inside jit."""
+    batch, start = dict(batch), 0
+    u = batch.pop('u', None)
+    for op in self.on_device:
+      batch = op.on_device(batch, u[:, start : start + op.draws] if op.draws else None)
+      start += op.draws
+    return batch
 
   # --- in TensorFlow -----------------------------------------------------------------
 
@@ -129,7 +144,8 @@ class Preprocess:
       u: float32 [sum(draws)], the random numbers.
 
     Returns:
-      The features without the `LabelFeature`, and the features that ops add.
+      The features without the `LabelFeature`, and the features that ops add. If ops on the
+      device are random, 'u' has their numbers.
     """
     if self._source.image_shape is not None:
       return self.arrays(self._features(row['image'], row), u)
@@ -143,7 +159,7 @@ class Preprocess:
       rest, u = rest[1:], u[n:]
     else:
       image = decode.decode(*args, self._target)
-    return _run(rest, self._features(image, row), u)
+    return self._run(rest, self._features(image, row), u)
 
   def _features(self, image, row) -> dict:
     features = {'image': image, **{name: row[name] for name in self._others}}
@@ -164,7 +180,7 @@ class Preprocess:
 
   def arrays(self, features: dict, u) -> dict:
     """Runs the host's ops on decoded features [..., *shape] and u [..., sum(draws)]."""
-    return _run(self.on_host, features, u)
+    return self._run(self.on_host, features, u)
 
   def trace(self):
     """Traces `self` into a concrete TensorFlow function of one example.
@@ -196,10 +212,11 @@ class Preprocess:
         raise ValueError(f'leaves {name} with different sizes {out.shape}: add {add}')
     return {k: (tuple(x.shape), x.dtype.as_numpy_dtype) for k, x in traced.items()}
 
-
-def _run(ops, features: dict, u) -> dict:
-  start = 0
-  for op in ops:
-    features = op(features, u[..., start : start + op.draws])
-    start += op.draws
-  return features
+  def _run(self, ops, features: dict, u) -> dict:
+    start = 0
+    for op in ops:
+      features = op(features, u[..., start : start + op.draws])
+      start += op.draws
+    if any(op.draws for op in self.on_device):
+      features['u'] = u[..., start:]
+    return features

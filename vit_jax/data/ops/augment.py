@@ -107,6 +107,92 @@ class InceptionCrop:
     return geometry.each(one, images, u, [*self.size, images.shape[-1]], dtype)
 
 
+@op('random_resized_crop', draws=2, maps=('image', 'segments'))
+class RandomResizedCrop(InceptionCrop):
+  """`inception_crop` with the boxes of torchvision and timm, resized as Pillow does.
+
+  The area of the crop and the logarithm of its aspect ratio are uniform; the ratio is between
+  3/4 and 4/3. The first of ten boxes that fits is taken, at a uniform place. If none does, it
+  is the largest central box whose ratio is allowed.
+
+  Args:
+    size: (h, w) of the result, or the side of a square.
+    area_min, area_max: the area of the crop in percent of the image's area.
+  """
+
+  def __init__(self, size: Size, area_min: Percent = 8, area_max: Percent = 100):
+    how = 'bicubic', True, 'nearest'
+    super().__init__(size, area_min, area_max, (3 / 4, 4 / 3), *how)
+
+  def box(self, height, width, u):
+    # u is a multiple of 2**-24, so this loses nothing.
+    seed = tf.cast(u * 2**24, tf.int32)
+    draws = tf.random.stateless_uniform([10, 4], seed)
+    rows, columns = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
+    low, high = self.area
+    area = (low + draws[:, 0] * (high - low)) * rows * columns
+    low, high = map(math.log, self.ratio)
+    ratio = tf.exp(low + draws[:, 1] * (high - low))
+    h, w = tf.round(tf.sqrt(area / ratio)), tf.round(tf.sqrt(area * ratio))
+    y = tf.floor(draws[:, 2] * (rows - h + 1))
+    x = tf.floor(draws[:, 3] * (columns - w + 1))
+    fits = (h > 0) & (h <= rows) & (w > 0) & (w <= columns)
+    first = tf.argmax(fits)
+    # The largest central box, if none fits.
+    low, high = self.ratio
+    h_most = tf.minimum(rows, tf.round(columns / low))
+    w_most = tf.minimum(columns, tf.round(rows * high))
+    central = [(rows - h_most) // 2, (columns - w_most) // 2, h_most, w_most]
+    box = tf.where(fits[first], tf.stack([y, x, h, w])[:, first], tf.stack(central))
+    return tf.unstack(tf.cast(box, tf.int32))
+
+
+@op('multi_crop', maps=('image', 'local'))
+class MultiCrop:
+  """Makes two large and several small crops of an image, as DINO and its successors do.
+
+  'image' becomes [2, h, w, C], and 'local' [number, h, w, C]. The boxes are those of
+  `random_resized_crop`, and each crop is mirrored half of the time. Only ops that run on the
+  device may follow, see `colors`.
+
+  Args:
+    size: (h, w) of global crops, or the side of a square.
+    local_size: the same of local crops.
+    number: the number of local crops.
+    area: global crops have at least this percentage of the image's area, local crops from 5 %
+      to this percentage.
+  """
+
+  def __init__(
+    self,
+    size: Size,
+    local_size: Size = 96,
+    number: Annotated[int, Range(0, 100)] = 8,
+    area: Annotated[float, Range(5, 100)] = 32,
+  ):
+    self.draws = 3 * (2 + number)
+    self._global = RandomResizedCrop(size, area)
+    self._local = RandomResizedCrop(local_size, 5, area) if number else None
+
+  def __call__(self, features, u):
+    out = {'image': self._cut(self._global, features['image'], u[..., :6])}
+    if self._local:
+      out['local'] = self._cut(self._local, features['image'], u[..., 6:])
+    return out
+
+  def _cut(self, crop, images, u):
+    def one(image, u):
+      def cut(draws):
+        part = crop({'image': image}, draws[:2])['image']
+        return tf.cond(draws[2] < 0.5, lambda: tf.reverse(part, [1]), lambda: part)
+
+      spec = tf.TensorSpec(shape[1:], image.dtype)
+      return tf.map_fn(cut, tf.reshape(u, [-1, 3]), fn_output_signature=spec)
+
+    shape = [u.shape[-1] // 3, *crop.size, images.shape[-1]]
+    return geometry.each(one, images, u, shape)
+
+
 @op('flip_lr', draws=1, maps=('image', 'boxes', 'segments', 'masks', 'extents'))
 def flip_lr():
   """Flips an image left to right if u < 0.5, that is, half of the time.

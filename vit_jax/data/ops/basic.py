@@ -210,12 +210,12 @@ class ValueRange:
   def __call__(self, images, u):
     return self.scale_images(tf.cast(images, tf.float32), tf.clip_by_value)
 
-  def scale_on_device(self, batch: dict) -> dict:
-    """Maps the images of a batch in JAX, on the device."""
+  def on_device(self, batch: dict, u=None) -> dict:
+    """Maps the images of a batch, and their local crops, in JAX."""
     import jax.numpy as jnp
 
-    images = batch['image'].astype(jnp.float32)
-    return {**batch, 'image': self.scale_images(images, jnp.clip)}
+    scale = lambda x: self.scale_images(x.astype(jnp.float32), jnp.clip)
+    return batch | {k: scale(batch[k]) for k in ('image', 'local') if k in batch}
 
   def numpy(self, image):
     return self.scale_images(image.astype(np.float32), np.clip)

@@ -30,10 +30,17 @@ OPS = Registry(
     'random_crop': 'vit_jax.data.ops.augment:random_crop',
     'inception_crop': 'vit_jax.data.ops.augment:InceptionCrop',
     'flip_lr': 'vit_jax.data.ops.augment:flip_lr',
+    'random_resized_crop': 'vit_jax.data.ops.augment:RandomResizedCrop',
+    'multi_crop': 'vit_jax.data.ops.augment:MultiCrop',
     'random_affine': 'vit_jax.data.ops.augment:random_affine',
     'random_erasing': 'vit_jax.data.ops.augment:random_erasing',
     'randaug': 'vit_jax.data.ops.randaugment:RandAugment',
     'randaug_increasing': 'vit_jax.data.ops.randaugment:IncreasingRandAugment',
+    'color_jitter': 'vit_jax.data.ops.colors:color_jitter',
+    'grayscale': 'vit_jax.data.ops.colors:grayscale',
+    'gaussian_blur': 'vit_jax.data.ops.colors:gaussian_blur',
+    'solarize': 'vit_jax.data.ops.colors:solarize',
+    'three_augment': 'vit_jax.data.ops.colors:three_augment',
   },
 )
 
@@ -82,6 +89,11 @@ class Op:
     return getattr(self.apply, 'numpy', None)
 
   @property
+  def on_device(self) -> Callable | None:
+    """The op in JAX, (batch, u [B, draws]) -> batch, if it may run on the device."""
+    return getattr(self.apply, 'on_device', None)
+
+  @property
   def crop(self) -> Any:
     """The op's function if it is a crop, so that a JPEG may be decoded inside the crop only.
 
@@ -126,6 +138,9 @@ def op(
 
   An op that prediction needs returns `Twins`, or a function with a method `numpy`, because
   prediction has no TensorFlow.
+
+  If the last ops of a pipeline have a method `on_device`, see `Op.on_device`, they run as part
+  of the train step. An op that has nothing else is no function.
 
   Args:
     draws: how many random numbers the function takes. If that depends on the arguments, the
