@@ -5,8 +5,8 @@
   vit_jax train --config=finetune:debug     # from scratch, on digits
 
 SOURCE is a file, a hub folder, the folder of a run or a name of the zoo, and names the model.
-`data` is imagenet, cifar10, cifar100, pets, flowers (prepared by TFDS), digits, or a folder
-with one sub-folder per class.
+`data` is imagenet, cifar10, cifar100, pets, flowers (prepared by TFDS), digits, a folder with
+one sub-folder per class, or labels:FILE.csv, a table of images that may have several labels.
 
 SGD with momentum 0.9, batch 512, no weight decay, cosine, gradients clipped at norm 1, 384
 px, a new head of zeros, no pre_logits. Steps are the paper's. Rates are from the middle of
@@ -18,6 +18,11 @@ photographs with weights of gray ones. The weights determine the mean and deviat
 the interpolation and the central crop. If they do not, preprocessing is as in the paper:
 [-1, 1] and a resize. With fewer steps the warmup is shortened in proportion, unless warmup=N
 sets it. RUN@best is the step with the best accuracy on val; a run with final=True has none.
+
+loss=focal trains with another loss. For labels:FILE.csv it is sigmoid, and the best step the
+one with the best mean average precision; loss=asymmetric is for many classes. Where classes have few images, class_weights=balanced
+weighs them more in the loss, and sampling=balanced shows them more often. augment=OPS adds ops
+to the preprocessing of training, such as three_augment or randaug.
 
 With --config.tune.method=linear, a head alone, the rate is 0.1. epochs=N sets the length in
 passes over the images; a tenth is then warmup.
@@ -90,6 +95,10 @@ def get_config(arg=None):
     warmup=-1,
     lr=0.0,
     keep_head=False,
+    loss='',
+    class_weights='',
+    sampling='',
+    augment='',
     resize='origin',
     dtype='float32',
     seed=0,
@@ -142,9 +151,16 @@ def get_config(arg=None):
   else:
     resize = f'resize_as_weights({res}, {how})'
   c.data = dict(source=source, split=arg.train or train, batch_size=batch)
+  if arg.augment:
+    augment = f'{augment}|{arg.augment}'
   c.data.pp = f'{decode}|{augment}|value_range'
+  if arg.sampling:
+    c.data.sampling = arg.sampling
 
-  c.task = dict(name='classify', loss='softmax')
+  several = arg.data.startswith('labels:')
+  c.task = dict(name='classify', loss=arg.loss or ('sigmoid' if several else 'softmax'))
+  if arg.class_weights:
+    c.task.class_weights = arg.class_weights
   if digits:
     c.task.label_smoothing = 0.1
   c.optim = dict(
@@ -163,7 +179,10 @@ def get_config(arg=None):
   # A fraction of the run.
   every = 0.1 if arg.epochs else max(c.steps // 10, 1)
   c.evals = dict(val=dict(type='classification', data=held_out, every=every))
+  if several:
+    c.evals.val.update(confusion=True, ranking=True)
+  best = 'val/mean_ap' if several else 'val/top1'
   # With `final` the evaluation is on the test split, which must not choose a checkpoint.
-  c.checkpoint = dict(every=every, best=None if arg.final else 'val/top1')
+  c.checkpoint = dict(every=every, best=None if arg.final else best)
   c.log = dict(every=every / 4 if arg.epochs else max(every // 4, 1))
   return c

@@ -38,13 +38,13 @@ def test_a_config_file_registers_its_parts(mine, tmp_path, monkeypatch, capsys):
   assert 0.5 <= row['sure/confidence'] <= 1
   assert row['sure/examples'] == 64
   assert program.import_option(f'{mine}:steps=2') == f' --import {mine}'
-  assert row['test/loss'] < 0.69  # the task's, focal: below the entropy of two classes
+  assert row['test/loss'] < 0.69  # the task's, poly: below the entropy of two classes
   # To another process its names are unknown, unless a tool is given the file.
   for table, ours in before:
     monkeypatch.setattr(table, 'data', ours)
   capsys.readouterr()
   args = evaluate.main, capsys, tmp_path / 'run', '--json'
-  commands.assert_refused(*args[:2], args[2:], ("'focal'", '--import FILE.py'))
+  commands.assert_refused(*args[:2], args[2:], ("'poly'", '--import FILE.py'))
   code, out, _ = commands.run(*args, '--import', mine)
   assert code == 0
   assert json.loads(out)['loss'] == pytest.approx(row['test/loss'], rel=1e-5)
@@ -56,11 +56,11 @@ def test_its_keys_are_checked(mine):
     ('model.widht=8', ('config.model.widht', 'width')),
     ('model.name=edgs', ("'edgs'", 'edges')),
     ('task.rewrad=1', ('config.task.rewrad', 'reward')),
-    ('evals.test.loss=focl', ("'focl'", 'focal')),
-    ('task.loss=focal(gama=1)', ('config.task.loss focal.gama', 'gamma')),
-    ('task.loss=focal(gamma="x")', ("config.task.loss focal.gamma='x'", 'float')),
-    ('task.loss=focal(1)', ('config.task.loss', 'focal(option=value)')),
-    ('task.loss=focal(', ('config.task.loss', "'focal('")),
+    ('evals.test.loss=ploy', ("'ploy'", 'poly')),
+    ('task.loss=poly(epsilom=1)', ('config.task.loss poly.epsilom', 'epsilon')),
+    ('task.loss=poly(epsilon="x")', ("config.task.loss poly.epsilon='x'", 'float')),
+    ('task.loss=poly(1)', ('config.task.loss', 'poly(option=value)')),
+    ('task.loss=poly(', ('config.task.loss', "'poly('")),
     ('data.source_options={"contrat": 1}', ('contrat', 'contrast')),
   ):
     wrong = config.load(str(mine))

@@ -81,6 +81,19 @@ class Named:
     bind(where, value, signature, extra={self.key: str, **self.extra})
 
 
+class Call:
+  """A rule for the text 'NAME' or 'NAME(option=value)' of an entry of `table`."""
+
+  def __init__(self, table):
+    self.table = table
+
+  def __call__(self, where: str, value, section) -> None:
+    with prefix_errors(where):
+      name, options = parse_options(value)
+      signature = self.table.signature(name)
+    bind(f'{where} {name}', options, signature)
+
+
 def nonempty(where: str, value, section) -> None:
   """Raises UserError for an empty list or section."""
   if not value:
@@ -218,6 +231,14 @@ def parse_call(text: str) -> tuple[str, list, dict]:
       f'{text!r}: expected NAME, or NAME(...) with literal arguments ({reason})'
     ) from None
   return function.id, args, options
+
+
+def parse_options(text: str) -> tuple[str, dict]:
+  """Parses 'NAME' or 'NAME(option=value)'; raises ValueError for an option without a name."""
+  name, args, options = parse_call(text)
+  if args:
+    raise ValueError(f'give the options of {text!r} by name, {name}(option=value)')
+  return name, options
 
 
 @contextlib.contextmanager

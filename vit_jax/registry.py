@@ -81,7 +81,7 @@ class Registry(UserDict):
   The entries of the core come first, then those of the rings. A config file may add an entry
   of its own, without editing this package:
 
-    losses.LOSSES.register('focal', focal)
+    losses.LOSSES.register('poly', poly)
 
   Args:
     noun: the word for an entry in errors, such as 'task'; also the key in ENTRIES of a ring.

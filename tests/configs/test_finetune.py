@@ -13,6 +13,7 @@ from tests.support import GOLDEN, image_folder, naming, runs, vtab_fakes
 from vit_jax import config, optim, weights
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
+from vit_jax.tools import evaluate
 from vit_jax.train import run as train
 from vit_jax.train import schema
 from vit_jax.weights import pipelines
@@ -261,3 +262,49 @@ def test_masks_are_not_cropped_as_the_weights_crop_images():
   _, lines = pipelines.fill(config, of_weights, compare_crops=False)
   assert 'mean' in lines[0]
   assert 'crop' not in lines[0]
+
+
+def test_class_weights_are_those_of_the_training_images():
+  c = schema.check(load('debug,loss=focal,class_weights=balanced'))
+  data = pipeline.TrainBatches(**c['data'])
+  counts = np.bincount(data.source.labels)
+  resolved = train._resolve(c, data)['task']['class_weights']
+  np.testing.assert_allclose(resolved, counts.sum() / (10 * counts))
+
+
+@pytest.mark.parametrize(
+  ('arg', 'facts'),
+  [
+    ('class_weights=balanced,sampling=balanced', ('class_weights', 'sampling')),
+    ('class_weights=balanced,loss=sigmoid', ('class_weights', "'sigmoid'", "'focal'")),
+    ('class_weights=balancd', ("'balancd'", 'balanced')),
+  ],
+)
+def test_impossible_ways_to_weigh_classes(arg, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    schema.check(load(f'debug,{arg}'))
+
+
+def test_several_labels_from_a_table(tmp_path, capsys):
+  names = [f'photos/{i}.png' for i in range(48)]
+  image_folder.write_noise(tmp_path, names)
+  rows = [
+    f'{name},{"cat|" * (i % 2)}{"dog" * (i % 3 == 0)}' for i, name in enumerate(names)
+  ]
+  (tmp_path / 'a.csv').write_text('\n'.join(['image,labels', *rows]))
+  data = f'data=labels:{tmp_path}/a.csv,train=train[:32],val=train[32:]'
+  c = load(f'debug,{data},batch=16,sampling=repeat(t=0.4)')
+  assert c['task']['loss'] == 'sigmoid'
+  status, rows = train.train(c, tmp_path / 'run')
+  assert status['best_step']
+  last = {key: value for row in rows for key, value in row.items()}
+  for name in ('mean_ap', 'auroc', 'macro_f1', 'micro_recall'):
+    assert 0 <= last[f'val/{name}'] <= 1
+  out = tmp_path / 'tables'
+  assert evaluate.main([f'{tmp_path}/run', '--out', str(out), '--json']) == 0
+  record = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert record['mean_ap'] == pytest.approx(last['val/mean_ap'])
+  table = (out / 'per_class.csv').read_text().splitlines()
+  assert table[0].endswith('average_precision,auroc')
+  assert [row.split(',')[1] for row in table[1:]] == ['cat', 'dog']
+  assert not (out / 'confusion.csv').exists()

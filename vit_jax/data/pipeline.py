@@ -22,7 +22,7 @@ from vit_jax.data.features import own_classes
 from vit_jax.data.ops import registry
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.reader import Reader
-from vit_jax.data.sources import base, mixture, subset
+from vit_jax.data.sources import base, mixture, sampling, subset
 from vit_jax.data.sources.order import batch_positions, host_slice
 from vit_jax.distributed import is_first
 from vit_jax.errors import printable
@@ -76,6 +76,7 @@ class Batches(abc.ABC):
     model_classes: int | None = None,
     source_options: Annotated[dict | None, _check_options] = None,
     classes: subset.Classes = None,
+    sampling: Annotated[str | None, sampling.check_sampling] = None,
     max_bad_fraction: Fraction | None = None,
     bad_log: str | None = None,
     workers: Workers | None = None,
@@ -99,12 +100,15 @@ class Batches(abc.ABC):
         of these classes and labels them 0, 1, 2 in this order; `split` then counts only
         these examples. None: all classes. An evaluation on the source that the run trains
         on uses the classes of training by default.
+      sampling: 'balanced' or 'repeat(t=0.001)', to train on rare classes more often, see
+        `data.sources.sampling`; for training only.
       max_bad_fraction: the run ends if more than this fraction of the split's images
         cannot be decoded; None: see `bad_images.limit`.
       bad_log: file to which each such image is appended as a line of JSON.
       workers: number of decoding threads; None: as many as help.
       host, hosts: index of this host and number of hosts; None: those of JAX.
     """
+    self._sampling = sampling
     # Check `pp` first, because opening the source may take long.
     registry.parse(pp)
     with base.opening():
@@ -186,6 +190,8 @@ class TrainBatches(Batches):
   """Endless shuffled batches. Each epoch is a permutation that leaves no example out."""
 
   def _open(self, seed, host, hosts):
+    if self._sampling:
+      return self.source, sampling.order(self._sampling, self.source, seed)
     return self.source.plan_training(seed, self.batch_size, host, hosts)
 
   def iterate(self, start_step: int = 0) -> Iterator[dict]:
@@ -252,4 +258,6 @@ def scale_on_device(batch: dict) -> dict:
 check_train = Section(
   TrainBatches, ('seed', 'bad_log', 'host', 'hosts', 'model_classes')
 )
-check_evaluate = Section(EvalBatches, ('bad_log', 'host', 'hosts', 'model_classes'))
+check_evaluate = Section(
+  EvalBatches, ('sampling', 'bad_log', 'host', 'hosts', 'model_classes')
+)

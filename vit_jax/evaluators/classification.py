@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Annotated, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import losses
+from vit_jax.check import parse_options
 from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators import class_match, class_scores, predictions
@@ -15,6 +17,8 @@ from vit_jax.evaluators.labels import LabelSets
 
 # Number of classes of the largest confusion matrix.
 MOST_CLASSES = 5_000
+# Number of scores, examples times classes, up to which they are kept to be ranked: 64 MB.
+MOST_SCORES = 2**24
 
 
 class Classification(OneSplit):
@@ -29,8 +33,10 @@ class Classification(OneSplit):
       number.
     note: a sentence on the match for the user, or ''.
     columns: the number of classes that may be predicted.
-    has_confusion: whether a run counts the confusion.
+    has_confusion, has_counts: whether a run counts the confusion, or only the `counts`.
     confusion: int64 [true class, predicted class] of the last run, or None.
+    counts: int64 [3, K] of the last run, or None: how many examples of each class are
+      predicted as it, have it, and are predicted.
     predictions: the rows of the last run, see the module `predictions`.
   """
 
@@ -39,7 +45,12 @@ class Classification(OneSplit):
     'top1': Metric(percent=True, larger_is_better=True, of_images=True),
     'top5': Metric(percent=True, larger_is_better=True, of_images=True),
     'balanced_accuracy': Metric(percent=True, larger_is_better=True),
-    'macro_f1': Metric(percent=True, larger_is_better=True),
+    '(macro|micro)_f1': Metric(percent=True, larger_is_better=True),
+    '(macro|micro)_(precision|recall)': Metric(
+      percent=True, larger_is_better=True, detail=True
+    ),
+    'mean_ap': Metric(percent=True, larger_is_better=True),
+    'auroc': Metric(larger_is_better=True),
     'loss': Metric(larger_is_better=False),
     'examples': Metric(),
     'bad_images': Metric(),
@@ -58,6 +69,7 @@ class Classification(OneSplit):
     class_map: Annotated[str | None, class_match.check_class_map] = None,
     among: Annotated[str | None, class_match.check_among] = None,
     confusion: bool = False,
+    ranking: bool | None = False,
   ):
     """Opens the data, `data.pipeline.EvalBatches(**data)`.
 
@@ -71,7 +83,12 @@ class Classification(OneSplit):
         classes may be predicted, see `class_match.match`.
       confusion: whether to count true by predicted classes in `self.confusion` [K, K], if
         the data has one label per image. The numbers then include `balanced_accuracy`, the
-        mean recall of the classes, and `macro_f1`, their mean F1.
+        mean recall of the classes, and their mean precision, recall and F1, `macro_f1`. If
+        images have several labels and the loss is one of binary classes, all with a
+        probability above 1/2 are predicted; `micro_f1` then counts all labels alike.
+      ranking: whether to keep all scores, to measure `mean_ap`, the mean average precision
+        of the classes, and `auroc`, their mean area under the ROC curve. Classes without
+        examples are left out. None: if there are at most MOST_SCORES.
     """
     if model is not None:
       # Used for a source that does not know its number of classes.
@@ -96,12 +113,28 @@ class Classification(OneSplit):
       )
     columns = model.number if model else self.batches.num_classes
     self.columns = columns = len(self.match.columns) if self.match else columns
-    self.loss, self.loss_fn = loss, losses.build(loss, columns)
+    self.loss_fn = losses.build(loss, columns)
+    name, _ = parse_options(loss)
+    self._binary, self._exclusive = name in losses.BINARY, name in losses.EXCLUSIVE
     # The largest matrix is of 200 MB.
     self.has_confusion = (
       confusion and columns <= MOST_CLASSES and self._one_label(labels)
     )
     self.confusion: np.ndarray | None = None
+    # Classes are independent, and images without a label count, too.
+    self._several = (
+      self._binary and labels is None and self.batches.spec['label'].ndim == 2
+    )
+    self.has_counts = confusion and self._several
+    self.counts: np.ndarray | None = None
+    scores = self.batches.num_examples * columns
+    if ranking and scores > MOST_SCORES:
+      raise UserError(
+        f'{ranking=}: {scores:,} scores are too many to keep, more than {MOST_SCORES:,}: '
+        'choose a part of the split, or leave it out.'
+      )
+    self._has_ranking = ranking or (ranking is None and scores <= MOST_SCORES)
+    self._ranks: dict[str, np.ndarray] = {}
     self._label_sets = None
     if labels is not None:
       classes = model.number if model else self.batches.num_classes
@@ -118,27 +151,45 @@ class Classification(OneSplit):
     """
     totals: dict[str, float] = {}
     rows = predictions.Collector(self.batches.num_examples)
+    ranked: list[tuple] = []
     labelled = self._replace_labels(self.batches.iterate())
     for sums, batch_rows in self.run_steps(predict, variables, labelled):
       rows.add(batch_rows)
+      if self._has_ranking:
+        seen = batch_rows['seen']
+        ranked.append((batch_rows['scores'][seen], batch_rows['targets'][seen]))
       for name, value in sums.items():
         value = float(value) if value.ndim == 0 else value.astype(np.int64)
         totals[name] = totals.get(name, 0) + value
     self.confusion = matrix = totals.pop('confusion', None)
+    self.counts = totals.pop('counts', None)
+    if matrix is not None:
+      self.counts = np.stack([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
     examples, read = totals.pop('examples', 0), totals.pop('read', 0)
     bad = totals.pop('bad_logits', 0)
     means = {name: total / examples for name, total in totals.items() if examples}
     metrics = self.add_counts(means, examples, read)
     metrics |= {'bad_logits': bad} if bad else {}
-    if matrix is not None and matrix.any():
-      metrics |= class_scores.means(self.score_classes())
+    if self.counts is not None and self.counts.any():
+      scores = class_scores.class_scores(*self.counts)
+      metrics |= class_scores.means(scores, several=matrix is None)
+      if matrix is None:
+        micro = class_scores.class_scores(*self.counts.sum(1))
+        metrics |= {f'micro_{k}': float(np.nan_to_num(x)) for k, x in micro.items()}
+    if ranked:
+      scores, targets = (np.concatenate(x) for x in zip(*ranked, strict=True))
+      self._ranks = class_scores.rank(scores, targets)
+      names = {'mean_ap': 'average_precision', 'auroc': 'auroc'}
+      values = {name: self._ranks[key] for name, key in names.items()}
+      metrics |= {
+        k: float(np.nanmean(x)) for k, x in values.items() if np.isfinite(x).any()
+      }
     self.predictions = rows.result()
     return metrics
 
   def score_classes(self) -> dict[str, np.ndarray]:
-    """Returns the scores of each class by the confusion of the last run."""
-    matrix = self.confusion
-    return class_scores.class_scores(matrix.diagonal(), matrix.sum(1), matrix.sum(0))
+    """Returns the scores of each class in the last run."""
+    return class_scores.class_scores(*self.counts) | self._ranks
 
   def _one_label(self, labels: str | None) -> bool:
     several = self.match is not None and self.match.right.sum(1).max() > 1
@@ -169,7 +220,7 @@ class Classification(OneSplit):
       # Use `where`, because 0 times the NaN of a padded row would be NaN.
       return jnp.where(counted, x, 0).sum(dtype=jnp.float32)
 
-    rows = predictions.make_rows(batch, logits, targets, counted, self.loss)
+    rows = predictions.make_rows(batch, logits, targets, counted, self._binary)
     finite = jnp.isfinite(logits).all(-1)
     # Count rows with NaN as wrong, because their largest logit would be that of class 0.
     rows['right'] &= finite[:, None]
@@ -188,6 +239,16 @@ class Classification(OneSplit):
       true = jnp.where(counted & finite, targets.argmax(-1), K)
       zeros = jnp.zeros((K, K), jnp.int32)
       sums['confusion'] = zeros.at[true, top[:, 0]].add(1, mode='drop')
+    seen = (batch['mask'] > 0) if self._several else counted
+    if self.has_counts:
+      predicted = (logits > 0) & finite[:, None]
+      masks = jnp.stack([predicted & targets, targets, predicted]) & seen[:, None]
+      sums['counts'] = masks.sum(1, dtype=jnp.int32)
+    if self._has_ranking:
+      # The order of probabilities, without ties of those near 1.
+      scores = logits if self._binary else jax.nn.log_softmax(logits)
+      scores = jnp.where(finite[:, None], scores, jnp.finfo(jnp.float32).min)
+      rows |= {'scores': scores, 'targets': targets, 'seen': seen}
     if logits.shape[-1] <= 5:
       # Top-5 accuracy would always be 1.
       del sums['top5']
@@ -201,13 +262,14 @@ class Classification(OneSplit):
   def _targets(self, label, num_classes: int):
     """Returns targets float32 [B, K], for the K classes of the model or the columns of `match`.
 
-    Each label has the value 1. For softmax, the columns that are right for it share the 1.
+    Each label has the value 1. For exclusive classes, the columns that are right for it
+    share the 1.
     """
     targets = losses.targets_of(label, self.batches.num_classes)
     if self.match is not None:
       right = jnp.asarray(self.match.right, jnp.float32)
       labels = (targets[:, : len(right)] > 0).astype(jnp.float32)
-      if self.loss == 'softmax':
+      if self._exclusive:
         right /= jnp.maximum(right.sum(-1, keepdims=True), 1)
         return jnp.matmul(labels, right, precision='highest')
       return (labels @ right > 0).astype(jnp.float32)

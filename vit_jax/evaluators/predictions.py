@@ -32,16 +32,17 @@ MOST = 100_000
 _ARRAYS = ('index', 'label', 'top', 'probability', 'right')
 
 
-def make_rows(batch: dict, logits, targets, counted, loss: str) -> dict:
+def make_rows(batch: dict, logits, targets, counted, binary: bool) -> dict:
   """Makes the rows of a batch inside jit: {name: array [B] or [B, k]}, and 'counted'.
 
   Args:
     logits: float32 [B, K].
     targets: bool [B, K], which classes are labels.
     counted: bool [B]; False for padding and for images without a label.
+    binary: whether probabilities are those of independent classes.
   """
   values, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
-  if loss == 'sigmoid':
+  if binary:
     probability = jax.nn.sigmoid(values)
   else:
     probability = jnp.exp(values - jax.nn.logsumexp(logits, -1, keepdims=True))

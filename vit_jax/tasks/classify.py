@@ -29,12 +29,17 @@ class Classify:
     mixup: Annotated[float, Range(0, 1e3)] = 0.0,
     cutmix: Annotated[float, Range(0, 1e3)] = 0.0,
     mixup_mode: Literal[MODES] = 'batch',
+    class_weights: losses.ClassWeights = None,
   ):
     """Builds the task from a classifier and the spec of its batches.
 
     Args:
       loss, label_smoothing: see `vit_jax.losses`.
       mixup, cutmix, mixup_mode: see `vit_jax.tasks.mixing.Mixing`.
+      class_weights: a weight for each class in the loss, or 'balanced' or
+        'effective(beta=0.999)', by which a run computes them from its training data, see
+        `vit_jax.losses`. As in PyTorch, the loss of a batch is divided by the sum of the
+        weights of its labels; if images are mixed, by their number.
 
     Raises:
       ValueError: for labels that cannot be compared with the model's logits, or a loss
@@ -45,6 +50,13 @@ class Classify:
     self.loss_fn = losses.build(loss, model.num_classes)
     self.label_smoothing = label_smoothing
     self.mixing = Mixing(mixup, cutmix, mixup_mode)
+    if isinstance(class_weights, str):
+      raise ValueError(f'{class_weights=} needs training data: list the weights')
+    if class_weights and len(class_weights) != model.num_classes:
+      raise ValueError(
+        f'{len(class_weights)} class_weights for {model.num_classes} classes'
+      )
+    self.class_weights = class_weights and jnp.float32(class_weights)
 
   def init(self, rng, spec: dict) -> dict:
     """Initialises the variables for batches of `spec`, {'image': ShapeDtypeStruct, ...}."""
@@ -65,6 +77,12 @@ class Classify:
     images = batch['image']
     if self.mixing:
       images, targets = self.mixing(images, targets, batch['weight'], rng)
+    if self.class_weights is not None:
+      # Losses of exclusive classes are linear in their targets.
+      targets *= self.class_weights
+      if not self.mixing and batch['label'].ndim == 1:
+        weights = self.class_weights[batch['label']]
+        targets /= jnp.maximum(jnp.sum(batch['weight'] * weights), 1e-30)
     return {**batch, 'image': images, 'target': targets}
 
   def example_losses(self, logits, batch: dict):

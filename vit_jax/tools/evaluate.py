@@ -9,7 +9,8 @@ SOURCE is any source that `vit_jax.load` takes; images are preprocessed as its w
 For a run, the evaluation that chooses its best step is repeated, or the first one without such.
 Classes of the data are matched with those of the weights by WordNet id or name, see
 `evaluators.class_match`. `--out` gets summary.json, per_class.csv, confusion.csv (a row is a
-true class) and predictions.npz. For a detector, detections.json replaces confusion.csv.
+true class; none if images have several labels) and predictions.npz. For a detector,
+detections.json replaces confusion.csv.
 """
 
 import os
@@ -31,7 +32,10 @@ PARTS = Registry('part of evaluate', {})
 TYPES = ('classification', 'coco')
 # Number of classes up to which the confusion is counted without --out.
 _COUNTED = 1_000
-_SEVERAL = '--out: {} has several labels per image, but a confusion matrix needs one.'
+_SEVERAL = (
+  '--out: {} has several labels per image, but a confusion matrix needs one; precision and '
+  'recall need a loss of binary classes, such as --loss sigmoid.'
+)
 _TRAIN_ONE = 'vit_jax train --config=finetune:weights={} trains one.'
 
 
@@ -79,7 +83,7 @@ def _evaluate(argv: list[str]) -> int:
   with jax.set_mesh(mesh):
     classes = class_match.Classes(loaded.class_names or names_of_run(args.source), K)
     confusion = out is not None or K <= _COUNTED
-    options |= dict(data=data, loss=loss, confusion=confusion)
+    options |= dict(data=data, loss=loss, confusion=confusion, ranking=None)
     evaluator = classification.Classification(mesh, lambda: None, classes, **options)
     loaded.check_shape(evaluator.batches.spec['image'].shape[1:], data['pp'])
     if out:
@@ -95,7 +99,8 @@ def _evaluate(argv: list[str]) -> int:
   if args.json and evaluator.note:
     print(evaluator.note, file=sys.stderr)
   metrics, note = evaluator.METRICS, evaluator.note
-  return finish(args, out, record, values, metrics, evaluator.predictions, FILES, note)
+  files = [x for x in FILES if evaluator.has_confusion or x != 'confusion.csv']
+  return finish(args, out, record, values, metrics, evaluator.predictions, files, note)
 
 
 def finish(args, out, record, values, metrics, predictions, files, note='') -> int:
@@ -147,7 +152,7 @@ def _check_tables(evaluator, data: str) -> None:
   if evaluator.columns > classification.MOST_CLASSES:
     size = evaluator.columns
     raise UserError(f'--out: a confusion matrix of {size} classes is too large.')
-  if not evaluator.has_confusion:
+  if not (evaluator.has_confusion or evaluator.has_counts):
     raise UserError(_SEVERAL.format(data))
 
 
@@ -155,7 +160,7 @@ def _names(evaluator, ours: list[str] | None) -> list[str] | None:
   """Returns the names of the confusion matrix's classes, those of the data if they fit."""
   match, theirs = evaluator.match, evaluator.batches.class_names
   if match is None:
-    size = len(evaluator.confusion)
+    size = evaluator.columns
     return next((x for x in (theirs, ours) if x and len(x) == size), None)
   if match.one_to_one:
     return theirs
@@ -168,18 +173,20 @@ def _write(out: Path, record: dict, evaluator, names) -> None:
   from vit_jax.train import metrics
 
   matrix = evaluator.confusion
-  names = names or [str(i) for i in range(len(matrix))]
+  names = names or [str(i) for i in range(evaluator.columns)]
   scores = evaluator.score_classes()
   rows = [('class', 'name', 'examples', 'predicted', 'right', *scores)]
-  counts = zip(matrix.sum(1), matrix.sum(0), matrix.diagonal(), strict=True)
+  right, examples, predicted = evaluator.counts
+  counts = zip(examples, predicted, right, strict=True)
   for i, (name, count) in enumerate(zip(names, counts, strict=True)):
     shares = [x[i] for x in scores.values()]
     cells = ['' if np.isnan(x) else f'{x:.6f}' for x in shares]
     rows.append((i, name, *count, *cells))
   out_folder.write_csv(out / 'per_class.csv', rows)
-  table = [('true \\ predicted', *names)]
-  table += [(name, *row) for name, row in zip(names, matrix, strict=True)]
-  out_folder.write_csv(out / 'confusion.csv', table)
+  if matrix is not None:
+    table = [('true \\ predicted', *names)]
+    table += [(name, *row) for name, row in zip(names, matrix, strict=True)]
+    out_folder.write_csv(out / 'confusion.csv', table)
   metrics.write_json(out / 'summary.json', record)
 
 

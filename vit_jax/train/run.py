@@ -9,9 +9,19 @@ import os
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import distributed, kernels, models, sharding, tasks, trees, weights
+from vit_jax import (
+  distributed,
+  kernels,
+  losses,
+  models,
+  sharding,
+  tasks,
+  trees,
+  weights,
+)
 from vit_jax.check import prefix_errors
 from vit_jax.checkpoint import checkpoints
 from vit_jax.data import pipeline
@@ -208,9 +218,19 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
         f'config.model.num_classes={num_classes} is less than the {of_data} classes of '
         f'the data (feature {feature!r}, config.data.num_classes).'
       )
+  task = config['task']
+  if isinstance(how := task.get('class_weights'), str):
+    if data.source.labels is None:
+      raise UserError(
+        f'config.task.class_weights={how!r} needs one label per image, known without '
+        f'reading images: {data.source.name} has none.'
+      )
+    counts = np.bincount(data.source.labels, minlength=num_classes)
+    task = {**task, 'class_weights': losses.class_weights(how, counts)}
   total = config_lib.total_steps(config, data.num_examples, data.batch_size)
   return {
     **schema.convert_periods(config, total),
+    'task': task,
     'model': {**config['model'], 'num_classes': num_classes},
     'resolved': {
       **config.get('resolved', {}),

@@ -148,6 +148,11 @@ def check(config: dict) -> dict:
     _check_reads(where, section['type'], config['task']['name'])
     if section.get('use_ema') and not optim.keeps_average(config['optim']):
       raise UserError(f'{where}.use_ema needs config.optim.ema or config.optim.swa.')
+  if config['data'].get('sampling') and config['task'].get('class_weights'):
+    raise UserError(
+      'config.data.sampling and config.task.class_weights both make rare classes count more: '
+      'keep one.'
+    )
   if best := config['checkpoint'].get('best'):
     metrics.larger_is_better(best, evals)
   name = (best or '').partition('/')[0]

@@ -20,6 +20,7 @@ SOURCES = Registry(
     'arrays': 'vit_jax.data.sources.arrays:Arrays',
     'synthetic': 'vit_jax.data.sources.arrays:Synthetic',
     'folder': 'vit_jax.data.sources.folder:Folder',
+    'labels': 'vit_jax.data.sources.label_table:LabelTable',
     'tfds': 'vit_jax.data.sources.tfds:build',
     'records': 'vit_jax.data.sources.records:RecordFiles',
   },
@@ -31,6 +32,7 @@ TARGETS = Registry(
   {
     'arrays': 'FILE.npz',
     'folder': 'PATH',
+    'labels': 'FILE.csv',
     'tfds': 'NAME',
     'records': 'FOLDER or PATTERN',
   },

@@ -28,7 +28,9 @@ class Source(abc.ABC):
     num_classes: K, or None if it is unknown.
     class_names: K names, or None.
     labels: the labels of all examples, int [N], which are checked before training. None if
-      they are not known without reading images.
+      they are not known without reading images, or images have several.
+    multi_hot: the labels of all examples, [N, K], if images have several and they are known
+      without reading images; otherwise None.
     fingerprint: a cheap hexadecimal hash that changes when the examples change.
     exif: whether to apply the EXIF orientation, as for photographs from a camera. Sources
       of published data sets ignore it, because published results do.
@@ -44,6 +46,7 @@ class Source(abc.ABC):
   num_classes: int | None = None
   class_names: list[str] | None = None
   labels: np.ndarray | None = None
+  multi_hot: np.ndarray | None = None
   exif: bool = False
   remarks: str = ''
   lengths = types.MappingProxyType({})
@@ -133,7 +136,7 @@ class ArraySource(Source):
       'image': ImageFeature(images.shape[1:]),
       'label': LabelFeature(several),
     }
-    self.labels = None if several else labels
+    self.labels, self.multi_hot = (None, labels) if several else (labels, None)
     self._labels = labels
     # Hash all labels and a thousand images: it is cheap, and shows a changed order or file.
     some = images[:: max(1, len(images) // 1000)]

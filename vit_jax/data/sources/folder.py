@@ -43,6 +43,8 @@ class Folder(Source):
 
   # The name of the source in messages.
   SCHEME, BELOW, RECIPE = 'folder', 'CLASS/IMAGE', 'folder:data=FOLDER'
+  # The part of the source that a split is.
+  PLACE = 'folder'
   exif = True
 
   def __init__(self, target: str, split: str):
@@ -61,13 +63,7 @@ class Folder(Source):
     parts = []
     for name, start, stop in splits.parse(split):
       name = splits.canonical(name)
-      if name in ('validation', 'test') and [*directories] == ['train']:
-        raise UserError(
-          f'{self.name} has no folder for the split {name!r}, only images to train on: use '
-          "the splits 'train[:90%]' and 'train[90%:]', with --config='"
-          f"{self.RECIPE},train=train[:90%],val=train[90%:]'."
-        )
-      splits.check_name(name, directories, self.name)
+      self._check_split(name, directories)
       parts.append(f'{name}[{start}:{stop}]')
     rows = {
       name: self._scan(directories[name], left_out, misplaced)
@@ -79,6 +75,15 @@ class Folder(Source):
       if counts
     )
     self._select({name: rows.get(name, []) for name in directories}, '+'.join(parts))
+
+  def _check_split(self, name: str, names: Iterable[str]) -> None:
+    if name in ('validation', 'test') and [*names] == ['train']:
+      raise UserError(
+        f'{self.name} has no {self.PLACE} for the split {name!r}, only images to train on: '
+        "use the splits 'train[:90%]' and 'train[90%:]', with --config='"
+        f"{self.RECIPE},train=train[:90%],val=train[90%:]'."
+      )
+    splits.check_name(name, names, self.name)
 
   def _set_classes(self, directories: dict[str, str]) -> None:
     self.class_names = _class_names(directories)

@@ -9,7 +9,7 @@ computed from the position, so that a jump to any step costs nothing.
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Annotated
 
@@ -169,9 +169,7 @@ class Mixture(Source):
   def plan_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
     orders = []
     for k, (source, _) in enumerate(self._parts):
-      # Each part has its own seed. Otherwise parts of the same size would have the same order.
-      bits = np.random.SeedSequence([seed, k, 1]).generate_state(1, np.uint64)
-      own = int(bits[0]) >> 1
+      own = own_seed(seed, k)
       reading, order = source.plan_training(own, batch_size, host, hosts)
       if reading is not source:
         raise ValueError(f"{source.name}: a part of a mixture cannot have 'stream'")
@@ -187,11 +185,18 @@ class Mixture(Source):
     return self._parts
 
 
+def own_seed(seed: int, part: int) -> int:
+  """Returns the seed of a part; parts of one size would otherwise have the same order."""
+  bits = np.random.SeedSequence([seed, part, 1]).generate_state(1, np.uint64)
+  return int(bits[0]) >> 1
+
+
 class Interleaved:
   """The order of a mixture, which gives every part its quota in each block of positions."""
 
-  def __init__(self, orders, starts, weights: Sequence[Fraction], seed: int):
+  def __init__(self, orders, starts, weights: Iterable[Fraction], seed: int):
     """Builds the order; `starts` are the indices of the parts' first examples."""
+    weights = list(weights)
     total = sum(weights)
     self._shares = [weight / total for weight in weights]
     self._orders, self._starts, self._seed = orders, starts, seed
