@@ -10,7 +10,9 @@ A detector gives boxes with a class and a score, in pixels of the image in the f
 maybe masks; `--draw` writes images with them. A segmenter gives the share of pixels of each
 class; `--draw` writes masks. CLIP and SigLIP compare images with the texts of `--labels`.
 A classifier knows only its own classes, and one of them is always the most probable. With
-`--threshold` an image in which none is probable has none of them.
+`--threshold` an image in which none is probable has none of them. The classes of a run whose
+loss is binary, such as sigmoid, have independent probabilities: `--threshold 0.5` finds all
+labels of an image.
 TensorFlow is not needed. For features see `vit_jax embed`.
 """
 
@@ -20,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax import cli, files, imagenet, terminal
+from vit_jax import config as config_lib
+from vit_jax.check import parse_options
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError, printable
 from vit_jax.registry import Registry
@@ -58,7 +62,8 @@ def main(argv: list[str]) -> int:
   predicted = inference.predict_images(
     loaded, shown, batch_size=args.batch or _BATCH, pp=args.pp
   )
-  images = list(_top(paths, predicted, loaded.class_names, args.top or _TOP, least))
+  top = args.top or _TOP, least, _has_binary_loss(args.source)
+  images = list(_top(paths, predicted, loaded.class_names, *top))
   if args.csv:
     out_folder.write_csv(args.csv, _cells(images))
   more = {} if args.threshold is None else {'threshold': least}
@@ -120,11 +125,25 @@ def _check_csv(name: str) -> Path:
   return path
 
 
-def _top(paths, predicted, names, number, least):
+def _has_binary_loss(source: str) -> bool:
+  """Whether a source is a run of a classifier whose classes are independent."""
+  from vit_jax import losses, tasks
+  from vit_jax.weights import runs
+
+  config = config_lib.read(run[0]) if (run := runs.find(source)) else {}
+  text = config.get('task', {}).get('loss', 'softmax')
+  classifies = tasks.class_of(config).CLASSES is not None
+  return classifies and parse_options(text)[0] in losses.BINARY
+
+
+def _top(paths, predicted, names, number, least, binary):
   import numpy as np
 
   shifted = np.exp(predicted.logits - predicted.logits.max(-1, keepdims=True))
   probabilities = shifted / shifted.sum(-1, keepdims=True)
+  if binary:
+    with np.errstate(over='ignore'):
+      probabilities = 1 / (1 + np.exp(-predicted.logits))
   for path, error, row in zip(paths, predicted.errors, probabilities, strict=True):
     order = np.argsort(-row, kind='stable')[:number]
     top = [_class(k, names, float(row[k])) for k in order if row[k] >= least]
