@@ -308,6 +308,9 @@ def test_several_labels_from_a_table(tmp_path, capsys):
   assert table[0].endswith('average_precision,auroc')
   assert [row.split(',')[1] for row in table[1:]] == ['cat', 'dog']
   assert not (out / 'confusion.csv').exists()
+  page = (tmp_path / 'run' / 'report.html').read_text()
+  assert 'vit_jax evaluate RUN --out DIR' in page
+  assert '<h3>Confusion</h3>' not in page
   # The probabilities of its classes are independent.
   assert predict.main([f'{tmp_path}/run', f'{tmp_path}/{names[0]}', '--json']) == 0
   (image,) = json.loads(capsys.readouterr().out)['images']
