@@ -53,7 +53,15 @@ RCNN = [
 @pytest.mark.parametrize(
   'spec',
   [
-    *('mae_i1k', 'masked_patches', 'detr_coco', 'finetune', 'linear_seg'),
+    *(
+      'mae_i1k',
+      'dino_i1k',
+      'dinov2_i1k',
+      'masked_patches',
+      'detr_coco',
+      'finetune',
+      'linear_seg',
+    ),
     'rcnn_digits',
     'detect.py:debug,masks=True',
     *(f'rcnn_coco.py:debug,variant={variant}' for variant in RCNN),

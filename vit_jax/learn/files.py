@@ -5,12 +5,50 @@ The encoder alone is read by the formats of the core, which these extend.
 
 import dataclasses
 
+from vit_jax.learn.dino import DINO
 from vit_jax.learn.mae import MAE
 from vit_jax.weights import configs, rename
 from vit_jax.weights.configs import Facts
 from vit_jax.weights.families import vit_hf, vit_originals
 from vit_jax.weights.formats import TRAINING, Writer
 from vit_jax.weights.rename import Arrays, Rule, Table, table
+
+# -- DINO -----------------------------------------------------------------------------
+
+_LENGTHS = rename.Transform(lambda x: (x.ravel(),), lambda xs: xs[0][:, None])
+
+
+def _head(theirs: str, ours: str) -> Table:
+  return table(
+    [
+      rename.dense(f'{theirs}.mlp.{2 * i}', f'{DINO.OWN}/{ours}/Dense_{i}')
+      for i in range(3)
+    ],
+    Rule(
+      f'{theirs}.last_layer.weight_v',
+      f'{DINO.OWN}/{ours}/prototypes',
+      rename.dense_kernel,
+    ),
+    Rule(f'{theirs}.last_layer.weight_g', f'{DINO.OWN}/{ours}/lengths', _LENGTHS),
+  )
+
+
+def dino(num_heads: int) -> Table:
+  """Makes the rules of a teacher or student of DINO or DINOv2, with its heads."""
+  return table(
+    Rule(
+      'backbone.mask_token',
+      f'{DINO.OWN}/mask',
+      rename.Transform(lambda x: (x[0],), lambda xs: xs[0][None]),
+    ),
+    rename.nest_rules(vit_originals.dino(num_heads, False), theirs='backbone.'),
+    _head('head', 'head'),
+    _head('dino_head', 'head'),
+    _head('ibot_head', 'patch_head'),
+  )
+
+
+# -- MAE ------------------------------------------------------------------------------
 
 _BLOCK = f'{MAE.OWN}/encoderblock_0'
 _KIND = vit_hf.KINDS['vit_mae']

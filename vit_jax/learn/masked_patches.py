@@ -82,26 +82,45 @@ class Predictor(nn.Module):
     return linear_head(tokens, self.outputs)
 
 
-def corrupt(
-  layer: tuple[str, ...], mask, drawn: Corruption
+def change_patches(
+  layer: tuple[str, ...], change: Callable
 ) -> contextlib.AbstractContextManager:
-  """Returns a context manager in which a model's patch embeddings are corrupted.
+  """Returns a context manager in which a model's patch embeddings are changed.
 
   Args:
-    layer: path of the layer that returns the patch embeddings [B, h, w, D].
-    mask: [D], the mask embedding.
+    layer: path of the layer that returns the patch embeddings, see `patches_layer`.
+    change: maps the embeddings [B, N, D] to others.
   """
 
   def intercept(call, args, kwargs, context):
     x = call(*args, **kwargs)
     if context.module.path != layer or context.method_name != '__call__':
       return x
-    B, h, w, D = x.shape
-    x = jnp.take_along_axis(x.reshape(B, h * w, D), drawn.source[..., None], axis=1)
-    x = jnp.where(drawn.masked[..., None], mask.astype(x.dtype), x)
-    return x.reshape(B, h, w, D)
+    return change(x.reshape(len(x), -1, x.shape[-1])).reshape(x.shape)
 
   return nn.intercept_methods(intercept)
+
+
+def patches_layer(family) -> tuple[str, ...]:
+  """Returns the path of the layer of a family's models that returns [B, h, w, D]."""
+  return tuple(family.patches.split('/')[:-1])
+
+
+def corrupt(
+  layer: tuple[str, ...], mask, drawn: Corruption
+) -> contextlib.AbstractContextManager:
+  """Returns a context manager in which a model's patch embeddings are corrupted.
+
+  Args:
+    layer: see `patches_layer`.
+    mask: [D], the mask embedding.
+  """
+
+  def change(x):
+    x = jnp.take_along_axis(x, drawn.source[..., None], axis=1)
+    return jnp.where(drawn.masked[..., None], mask.astype(x.dtype), x)
+
+  return change_patches(layer, change)
 
 
 # -- targets --------------------------------------------------------------------------
@@ -234,7 +253,7 @@ class MaskedPatches:
         'least 1 of 2'
       )
     self.model = model
-    self.layer = tuple(family.patches.split('/')[:-1])
+    self.layer = patches_layer(family)
     self.target = Target(target, patch, C)
     self.added = Predictor(self.target.outputs)
 

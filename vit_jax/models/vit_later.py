@@ -31,7 +31,7 @@ from vit_jax.nn.layers import (
   linear_head,
 )
 from vit_jax.nn.positions import IN_ATTENTION, TABLES, TOKENS, Rope, TableOfOffsets
-from vit_jax.nn.stack import StochasticDepth, depth_rates
+from vit_jax.nn.stack import DEPTH_RATES, StochasticDepth, depth_rates
 
 CLASSIFIERS = (*vit.CLASSIFIERS, 'token_mean', 'distilled', 'query')
 # {classifier: how many of the tokens before the patches it reads}.
@@ -293,6 +293,8 @@ class LaterViT(vit.ViT, ImageTower):
   # pooled: the final norm comes after the pooling, as in timm's models with mean pooling.
   # untied: cls token and registers have their own norm (arXiv 2508.10104).
   final_norm: Literal[FINAL_NORMS] = 'tokens'
+  # uniform: stochastic depth has the same rate in all blocks, as in DINOv2's training.
+  depth_rates: Literal[DEPTH_RATES] = 'linear'
   map_heads: Count | None = None  # heads of attention pooling; None: num_heads
   map_mlp_dim: Count | None = None  # MLP width of attention pooling; None: mlp_dim
   # Whether attention pooling also reads the cls token and registers (Perception Encoder).
@@ -387,7 +389,7 @@ class LaterViT(vit.ViT, ImageTower):
       block = vit.make_axial(block, heads, grid)
     encoder = Encoder(
       block,
-      rates=tuple(depth_rates(self.stochastic_depth, self.depth)),
+      rates=tuple(depth_rates(self.stochastic_depth, self.depth, self.depth_rates)),
       dropout=self.dropout,
       added=None if every_block else added,
       shared=self.posemb_where == 'shared',

@@ -11,13 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.check import Period, Range
+from vit_jax.optim.schedules import half_cosine
 
 
-def ema(decay: float) -> Callable:
-  """Returns `(average, params, step) -> average`, an exponential moving average."""
-  # In this form, the average of a parameter that does not change stays the same bit for bit.
-  move = lambda a, x: a + (1.0 - decay) * (x - a)
-  return lambda average, params, step: jax.tree.map(move, average, params)
+def ema(decay: float, end: float | None = None, total_steps: int = 0) -> Callable:
+  """Returns `(average, params, step) -> average`, an exponential moving average.
+
+  Args:
+    end: the decay after `total_steps`, see `schedules.half_cosine`; None: it stays the same.
+  """
+  # The share of the new parameters. 1 - decay would lose digits if it were a float32.
+  share = lambda step: 1.0 - decay
+  if end is not None:
+    share = half_cosine(1.0 - decay, 1.0 - end, total_steps)
+
+  def update(average, params, step):
+    # In this form, the average of a parameter that does not change stays the same bit for bit.
+    move = lambda a, x: a + share(step) * (x - a)
+    return jax.tree.map(move, average, params)
+
+  return update
 
 
 def swa(

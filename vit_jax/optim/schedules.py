@@ -11,7 +11,7 @@ from vit_jax.check import INT32, Count, Fraction, Range, bind
 from vit_jax.errors import UserError
 from vit_jax.registry import Registry
 
-_Steps = Annotated[int, Range(0, INT32)]
+Steps = Annotated[int, Range(0, INT32)]
 _Part = Annotated[float, Range(0, 1, '(]', 'of the decay')]
 
 # Each function below returns a function of (progress in [0, 1], number of steps since
@@ -54,6 +54,16 @@ DECAYS = Registry(
 )
 
 
+def half_cosine(start: float, end: float, total_steps: int) -> Callable:
+  """Returns `step -> value`, from `start` at step 0 to `end` after `total_steps`."""
+
+  def value(step):
+    progress = jnp.asarray(step, jnp.float32) / total_steps
+    return end + (start - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+
+  return value
+
+
 def warmup_steps(warmup: float, total_steps: int) -> int:
   """Returns the steps of a warmup, which is a number of steps or, as a float, a share."""
   return round(warmup * total_steps) if isinstance(warmup, float) else warmup
@@ -64,8 +74,9 @@ def make_schedule(
   total_steps: int,
   *,
   decay: str = 'cosine',
-  warmup: _Steps | Fraction = 0,
-  cooldown: _Steps = 0,
+  warmup: Steps | Fraction = 0,
+  early_peak: bool = False,
+  cooldown: Steps = 0,
   staircase: Count | None = None,
   decay_until: _Part = 1.0,
   **options,
@@ -84,6 +95,8 @@ def make_schedule(
       `at` of the decay. 'constant' does not fall.
     warmup: number of steps in which the rate rises linearly from 0, or their share of the
       run, a fraction such as 0.1.
+    early_peak: whether the last step of warmup already has the peak rate, as in DINO, so that
+      two steps have it.
     cooldown: number of steps at the end in which the rate also falls linearly to 0.
     staircase: number of equal intervals within which the rate is constant, for example the
       number of epochs; None: the rate changes at every step. Only for cosine and linear.
@@ -114,7 +127,7 @@ def make_schedule(
       progress = jnp.floor(after * staircase / max(total_steps - warmup, 1)) / staircase
     value = lr * factor(jnp.minimum(progress, decay_until), after)
     if warmup:
-      value *= jnp.minimum(1.0, step / warmup)
+      value *= jnp.minimum(1.0, step / max(warmup - early_peak, 1))
     if cooldown:
       value *= jnp.clip((total_steps - step) / cooldown, 0.0, 1.0)
     return value

@@ -30,6 +30,8 @@ class Loop:
     # The reason for an early stop; empty if there is none.
     self.early = ''
     self.trained = sum(x.size for x in jax.tree.leaves(state.params))
+    # Says why a step's metrics end the run, or ''. A task may have it, see `learn.dino`.
+    self.find_problem = getattr(task, 'find_problem', None)
     # (step, metrics) of the steps that are not recorded yet.
     self.pending: deque = deque()
 
@@ -104,6 +106,10 @@ class Loop:
       if bad and bad >= self.config['max_bad_steps']:
         raise self._divergence(
           f'{bad} steps in a row, up to step {step}, had a non-finite loss or gradient.'
+        )
+      if self.find_problem and (problem := self.find_problem(values)):
+        raise Diverged(
+          f'Step {step}: {problem} Newest checkpoint: {self.checkpoints.latest()}.'
         )
 
   def _due_evals(self) -> list[str]:

@@ -238,7 +238,7 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
       'num_examples': data.num_examples,
       'fingerprint': data.fingerprint,
       'class_names': names,
-      'image_shape': list(data.spec['image'].shape[1:]),
+      'image_shape': list(data.spec['image'].shape[-3:]),
     },
   }
 

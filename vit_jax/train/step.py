@@ -130,7 +130,7 @@ def make_step(task, optimizer, on_device, key):
     # ones, see `optim.optimizers`.
     rate = optimizer.rate(state.step)
     updates, opt_state = optimizer.tx.update(
-      grads, state.opt_state, state.params, rate=rate, good=good
+      grads, state.opt_state, state.params, rate=rate, good=good, step=state.step
     )
     params = select(good, optax.apply_updates(state.params, updates), state.params)
     stats = select(good, stats, state.batch_stats)

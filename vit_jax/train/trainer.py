@@ -48,7 +48,7 @@ class Trainer:
     self._config, self.spec, self.mesh = config, spec, mesh
     self.model = models.build(**config['model'])
     self.family = self.model.family
-    image_shape = spec['image'].shape[1:]
+    image_shape = spec['image'].shape[-3:]
     section = config.get('tune', {})
     tuned, rules = tune.attach(self.model, self.family, image_shape, **section)
     with prefix_errors('config.task'):

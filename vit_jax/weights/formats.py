@@ -50,7 +50,7 @@ _LARGEST_NUMBER = 9_999
 # reading a file.
 TRAINING = {'dropout', 'attention_dropout', 'stochastic_depth', 'head_bias_init'}
 TRAINING |= {'posemb_std', 'layer_scale', 'rope_augment', 'zero_init', 'frozen_norm'}
-TRAINING |= {'remat', 'scan', 'dtype'}
+TRAINING |= {'remat', 'scan', 'dtype', 'depth_rates'}
 
 Fields = dict[str, Any]
 

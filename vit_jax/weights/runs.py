@@ -71,12 +71,13 @@ class _RunHeader(Header):
       key = tasks.class_of(self.config).OWN  # the key of the task's own parameters
 
       def restore(step):
-        shapes = saved.shapes(step) if key and step is not None else {}
-        below = {n: s for n, (s, _) in shapes.items() if n.partition('/')[0] == key}
-        below = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in below.items()}
-        params = trees.combine(abstract['params'], trees.unflatten(below))
+        shapes = saved.own_shapes(step, key) if key and step is not None else {}
+        below = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
         variables, _ = checkpoints.restore_variables(
-          {**abstract, 'params': params}, ema=self.ema, frozen=frozen, step=step
+          trees.unflatten_variables(trees.flatten_variables(abstract) | below),
+          ema=self.ema,
+          frozen=frozen,
+          step=step,
         )
         return variables
 
@@ -87,6 +88,8 @@ class _RunHeader(Header):
     flat = trees.flatten_variables(jax.tree.map(np.asarray, variables))
     added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
     own = {name: flat.pop(name) for name in [*flat] if name.partition('/')[0] == key}
+    # The task's statistics are of no use without its training.
+    flat = {n: x for n, x in flat.items() if not n.startswith(f'{trees.STATS}/{key}/')}
     flat = adapt.unstack(flat, self.model.family)
     section = section if added else {}
     return self._add_arrays(flat, step=step, tune=section, added=added, own=own)

@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import re
 from pathlib import Path
 
-from vit_jax import evaluators
+from vit_jax import evaluators, trees
 from vit_jax.checkpoint.checkpoints import FROZEN, Checkpoints
 from vit_jax.checkpoint.storage import Damaged
 from vit_jax.errors import UserError
@@ -54,6 +55,16 @@ class Steps:
       for name, (shape, *_) in leaves.items()
       if name.startswith(('params/', FROZEN))
     }
+
+  def own_shapes(self, step: int, key: str) -> dict[str, list[int]]:
+    """Returns {name: shape} of a task's own parameters and statistics, those below `key`.
+
+    Names are those of `trees.flatten_variables`.
+    """
+    leaves = (self._manifests[step] or {'leaves': {}})['leaves']
+    names = {n: n.removeprefix('params/').removeprefix(FROZEN) for n in leaves}
+    own = re.compile(rf'(?:{trees.STATS}/)?{key}/.*')
+    return {x: leaves[n][0] for n, x in names.items() if own.fullmatch(x)}
 
   def choose(self, source, which: str | None) -> int | None:
     """Returns the step that `RUN@which` means; None for the newest that is not damaged."""

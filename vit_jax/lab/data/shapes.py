@@ -29,7 +29,8 @@ class Shapes(Source):
     position: the cell of a 4 x 4 grid that has the shape's centre; 16 classes.
     distance: the distance between the centres of two shapes, from 0.24 to 0.72 of the
       image's side in steps of 0.08; 6 classes.
-  Cropping and flipping change the labels of the last three tasks, so leave these ops out of
+    kind: the kind of the shape, which has any colour; 6 classes.
+  Cropping and flipping change the labels of count, position and distance, so leave these ops out of
   `pp`, as configs/shapes.py does.
 
   An example depends only on (seed, task, split, number), and is the same on every machine.

@@ -81,7 +81,7 @@ def describe(config: dict, examples: int | None = None) -> dict:
   with check.prefix_errors('config.optim'):  # A schedule may reject so few steps.
     optim.build(**config['optim'], total_steps=steps, family=models.family(**model))
   _, spec = trace(config, source)
-  *resolution, channels = spec['image'].shape[1:]
+  *resolution, channels = spec['image'].shape[-3:]
   size = cost({'num_classes': classes, **model}, (*resolution, channels))
   name, variant = model.pop('name'), model.pop('variant', None)
   classes = model.pop('num_classes', classes)
