@@ -138,6 +138,28 @@ def augmentations():
   grid('augmentations', rows, ['as it is', *ops], size=1.7)
 
 
+def crops():
+  """A photograph, and the crops that DINO compares, in their colours."""
+  pp = (
+    'multi_crop(112, 56, 4, 32)|color_jitter(0.4, 0.4, 0.2, 0.1, p=0.8)|grayscale(0.2)|'
+    'gaussian_blur((1.0, 0.1, 0.5))|solarize((0, 0.2, 0))'
+  )
+  first, *colors = registry.parse(pp)
+  rows = []
+  for number in range(2):
+    rng = np.random.default_rng(number + 4)
+    image = (255 * photo(number)).astype(np.uint8)
+    u = rng.random(first.draws, np.float32)
+    batch = first({'image': tf.constant(image)}, tf.constant(u))
+    batch = {name: np.asarray(x)[None] for name, x in batch.items()}
+    for op in colors:
+      batch = op.on_device(batch, rng.random((1, op.draws), np.float32))
+    parts = [x for name in ('image', 'local') for x in np.asarray(batch[name])[0] / 255]
+    rows.append([image / 255, *parts])
+  names = ['first global', 'second global', *('local' for _ in range(4))]
+  grid('crops', rows, ['as it is', *names], size=1.3)
+
+
 def randaug():
   """RandAugment at the strengths of AugReg."""
   ops = [f'randaug({n}, {m})' for n, m in ((2, 5), (2, 10), (2, 15), (2, 20), (4, 20))]
@@ -240,6 +262,7 @@ PICTURES = (
   features,
   heads,
   augmentations,
+  crops,
   randaug,
   mixes,
   rates,

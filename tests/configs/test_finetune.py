@@ -14,6 +14,7 @@ from vit_jax import config, optim, weights
 from vit_jax.data import pipeline, sources
 from vit_jax.errors import UserError
 from vit_jax.tools import evaluate, predict
+from vit_jax.tools.report import page
 from vit_jax.train import run as train
 from vit_jax.train import schema
 from vit_jax.weights import pipelines
@@ -308,6 +309,10 @@ def test_several_labels_from_a_table(tmp_path, capsys):
   assert table[0].endswith('average_precision,auroc')
   assert [row.split(',')[1] for row in table[1:]] == ['cat', 'dog']
   assert not (out / 'confusion.csv').exists()
+  assert page.write(str(tmp_path / 'run'))
+  html = (tmp_path / 'run' / 'report.html').read_text()
+  assert 'vit_jax evaluate RUN --out DIR' in html
+  assert '<h3>Confusion</h3>' not in html
   # The probabilities of its classes are independent.
   assert predict.main([f'{tmp_path}/run', f'{tmp_path}/{names[0]}', '--json']) == 0
   (image,) = json.loads(capsys.readouterr().out)['images']

@@ -78,7 +78,8 @@ def test_batches_hold_targets(tmp_path):
   ('text', 'split', 'facts'),
   [
     ('image,labels\n1.png,a,b\n', 'train', ("'1.png,a,b'", '3', '2')),
-    ('image,labels\n', 'train', ('header without rows',)),
+    ('image,labels\n', 'train', ('header', 'row')),
+    ('image,cat,cat\n1.png,0,1\n', 'train', ('twice', "'cat'")),
     ('image\n1.png\n', 'train', ('column', "['image']")),
     ('image,cat\n1.png,2\n', 'train', ("'cat'", "'2'", "'label'")),
     ('image,label\n1.png,a\n', 'val', ("'validation'", 'train[90%:]')),

@@ -45,10 +45,7 @@ class Classification(OneSplit):
     'top1': Metric(percent=True, larger_is_better=True, of_images=True),
     'top5': Metric(percent=True, larger_is_better=True, of_images=True),
     'balanced_accuracy': Metric(percent=True, larger_is_better=True),
-    '(macro|micro)_f1': Metric(percent=True, larger_is_better=True),
-    '(macro|micro)_(precision|recall)': Metric(
-      percent=True, larger_is_better=True, detail=True
-    ),
+    '(macro|micro)_(precision|recall|f1)': Metric(percent=True, larger_is_better=True),
     'mean_ap': Metric(percent=True, larger_is_better=True),
     'auroc': Metric(larger_is_better=True),
     'loss': Metric(larger_is_better=False),

@@ -76,15 +76,18 @@ class LabelTable(Folder):
     """Returns {column: its cells}."""
     try:
       with open(path, newline='', encoding='utf-8-sig') as file:
-        header, *rows = [row for row in csv.reader(file) if row]
+        lines = [row for row in csv.reader(file, skipinitialspace=True) if row]
     except (OSError, ValueError, csv.Error) as error:
       raise UserError(f'{self.name}: cannot read it: {error}.') from None
+    if len(lines) < 2:
+      raise UserError(f'{self.name}: expected a header and a row for each image.')
+    header, *rows = lines
     if wrong := next((row for row in rows if len(row) != len(header)), None):
       raise UserError(
         f'{self.name}: {",".join(wrong)!r} has {len(wrong)} cells, but the header {len(header)}.'
       )
-    if not rows:
-      raise UserError(f'{self.name}: a header without rows.')
+    if len({*header}) < len(header):
+      raise UserError(f'{self.name}: a column stands twice in the header {header}.')
     return dict(zip(header, zip(*rows, strict=True), strict=True))
 
   def _labels(self, columns: dict, between: str) -> tuple[list[str], list[list[int]]]:

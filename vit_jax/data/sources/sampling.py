@@ -54,16 +54,18 @@ def order(text: str, source: Source, seed: int) -> Interleaved:
       raise ValueError('its labels are not known without reading images')
     name, options = parse_options(text)
     group, shares = SAMPLINGS[name](labels, **options)
-  orders = [_Members(group == k, own_seed(seed, k)) for k in range(len(shares))]
+  ends = np.cumsum(np.bincount(group))[:-1]
+  members = np.split(np.argsort(group, kind='stable'), ends)
+  orders = [_Members(rows, own_seed(seed, k)) for k, rows in enumerate(members)]
   return Interleaved(orders, np.zeros(len(orders), int), map(Fraction, shares), seed)
 
 
 class _Members(Shuffled):
   """The order of the examples of a group."""
 
-  def __init__(self, among: np.ndarray, seed: int):
-    self._rows = np.flatnonzero(among)
-    super().__init__(len(self._rows), seed)
+  def __init__(self, rows: np.ndarray, seed: int):
+    super().__init__(len(rows), seed)
+    self._rows = rows
 
   def _look_up(self, offsets, permutation):
     return self._rows[permutation[offsets]]

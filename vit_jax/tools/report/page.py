@@ -7,7 +7,8 @@ from collections import Counter
 
 import jinja2
 
-from vit_jax import distributed, files, tasks
+from vit_jax import distributed, files, losses, tasks
+from vit_jax.check import parse_options
 from vit_jax.registry import Registry
 from vit_jax.tools.report import head, numbers, pictures
 from vit_jax.tools.report.folder import Run, read
@@ -131,6 +132,7 @@ def _evaluation(run: Run, name: str, most: int, look: bool) -> dict:
   mistakes, why = pictures.mistakes(run, name, most, look)
   # (true class, predicted class), without the examples that have several labels.
   label, predicted = answers['label'].tolist(), answers['top'][:, 0].tolist()
+  loss, _ = parse_options(run.evals.get(name, {}).get('loss', 'softmax'))
   confused = Counter(
     pair for pair in zip(label, predicted, strict=True) if pair[0] >= 0
   )
@@ -142,6 +144,7 @@ def _evaluation(run: Run, name: str, most: int, look: bool) -> dict:
     'why': why,
     'class_of': run.class_of,
     'mistakes': mistakes,
+    'exclusive': loss not in losses.BINARY or -1 not in label,
     'matrix': range(classes) if classes <= _CELLS else [],
     'short': all(len(run.class_of(k)) < 4 for k in range(classes)),
     'confused': confused,
