@@ -162,7 +162,7 @@ def test_ids_beyond_the_table_name_the_vocabulary(pair, tmp_path):
   with pytest.raises(ValueError, match=f'{vocab} is not one of the {vocab}'):
     pair.embed_ids(np.array([[0, vocab]]))
   path = tmp_path / 'tokenizer.json'
-  tokens = Tokenizer(path, lambda text: [vocab + 7], 1, Rules(4, 'none', None))
+  tokens = Tokenizer(path, lambda text: [vocab + 7], 1, vocab, Rules(4, 'none', None))
   other = dataclasses.replace(pair)
   other.__dict__['tokenizer'] = tokens
   for embed in (other.text, other.classifier):

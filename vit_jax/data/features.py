@@ -58,6 +58,11 @@ class LabelFeature:
   several: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class TextFeature:
+  """The captions of an image, a list of texts. They are read if `pp` has `tokenize`."""
+
+
 def own_classes(features: Mapping, name: str) -> list[str] | None:
   """Returns the class names of a feature; None if its classes are those of the labels."""
   classes = getattr(features.get(name), 'classes', None)

@@ -25,7 +25,7 @@ from vit_jax.data.reader import Reader
 from vit_jax.data.sources import base, mixture, sampling, subset
 from vit_jax.data.sources.order import batch_positions, host_slice
 from vit_jax.distributed import is_first
-from vit_jax.errors import printable
+from vit_jax.errors import UserError, printable
 
 # Threads also wait for files, so more threads than processors may help.
 _MOST = max(64, 16 * (os.cpu_count() or 1))
@@ -119,7 +119,7 @@ class Batches(abc.ABC):
       self.num_classes = next((k for k in counts if k is not None), None)
       self.class_names = self.source.class_names
       self.batch_size = batch_size
-      if self.num_classes is None:
+      if self.num_classes is None and 'label' in self.source.features:
         raise ValueError(f'{self.source.name} has no classes: set num_classes')
       for part, offset in self.source.parts():
         base.check_labels(part, self.num_classes, offset)
@@ -145,7 +145,11 @@ class Batches(abc.ABC):
     )
 
   def classes_of(self, name: str) -> tuple[int, list[str] | None]:
-    """Returns (K, names or None) of a feature's classes."""
+    """Returns (K, names or None) of a feature's classes; raises UserError without it."""
+    if name not in self.source.features:
+      raise UserError(
+        f'{self.source.name} has no {name}, only {[*self.source.features]}.'
+      )
     own = own_classes(self.source.features, name)
     return (len(own), own) if own else (self.num_classes, self.class_names)
 

@@ -11,6 +11,7 @@ from vit_jax.data.features import (
   ImageFeature,
   LabelFeature,
   MultiHot,
+  TextFeature,
 )
 from vit_jax.data.image_file import check_size
 from vit_jax.data.lazy_tf import tf
@@ -53,6 +54,13 @@ class Preprocess:
     if isinstance(label, LabelFeature):
       del features['label']
       self.label = MultiHot(num_classes) if label.several else ClassIndex()
+    self._tokenize = next((op.apply for op in ops if op.name == 'tokenize'), None)
+    if isinstance(features.pop('text', None), TextFeature):
+      if self._tokenize:
+        assert self._tokenize.tokenizer
+        features |= self._tokenize.features
+    elif self._tokenize:
+      raise ValueError(f'{source.name} has no captions: leave tokenize out')
     self._check_located(ops, features)
     self._others = [k for k, f in features.items() if isinstance(f, Feature)]
     self._ragged = [name for name in self._others if features[name].is_ragged]
@@ -72,6 +80,9 @@ class Preprocess:
     # At least one number: TensorFlow 2.21's unbatch crashes on rows of no elements.
     every = [*self.on_host, *self.on_device]
     self.draws = tuple(op.draws for op in every if op.draws) or (1,)
+    if self._tokenize:
+      before = [op.draws for op in ops[: [op.name for op in ops].index('tokenize')]]
+      self._drawn = slice(sum(before), sum(before) + self._tokenize.draws)
 
   def _check_order(self) -> None:
     images = [op for op in self.on_host if 'image' in op.maps]
@@ -108,8 +119,15 @@ class Preprocess:
 
   # --- in NumPy ----------------------------------------------------------------------
 
-  def row(self, example: dict) -> dict:
-    """Returns the `inputs` of an example; raises BadImage if it cannot be decoded."""
+  def row(self, example: dict, u: np.ndarray) -> dict:
+    """Returns the `inputs` of an example; raises BadImage if it cannot be decoded.
+
+    Args:
+      u: float32 [sum(draws)], the random numbers.
+    """
+    if self._tokenize:
+      ids = self._tokenize.ids(example.get('text', ()), u[self._drawn])
+      example = {**example, **ids}
     row = {name: example[name] for name in ('image', *self._others)}
     row |= {name + _LENGTH: len(example[name]) for name in self._ragged}
     if self._source.image_shape is None:

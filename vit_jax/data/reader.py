@@ -215,11 +215,12 @@ class Reader:
     examples = self._source.read_at(positions[real], indices[real])
     # The examples that can be read, and their places in the chunk.
     rows, at = [], []
+    u = philox.uniforms(self._seed, positions, self._preprocess.draws)
     for i, example in zip(real.tolist(), examples, strict=True):
       if 'error' not in example:
         # `diagnose` finds the reason later, when the batch is used.
         with contextlib.suppress(BadImage):
-          rows.append(self._preprocess.row(example))
+          rows.append(self._preprocess.row(example, u[i]))
           at.append(i)
     spread = functools.partial(_spread, number=len(positions))
     chunk = {
@@ -233,7 +234,7 @@ class Reader:
       chunk['label'] = spread(self._preprocess.label(labels, weights), real)
     return chunk | {
       'mask': spread(np.ones(len(at), np.float32), at),
-      'u': philox.uniforms(self._seed, positions, self._preprocess.draws),
+      'u': u,
       'index': indices,
       'position': positions,
     }
@@ -254,8 +255,8 @@ class Reader:
     if 'error' in example:
       return example['error']
     try:
-      row = self._preprocess.row(example)
       u = philox.uniforms(self._seed, [position], self._preprocess.draws)[0]
+      row = self._preprocess.row(example, u)
       inputs = self._preprocess.inputs.items()
       self._preprocess({k: tf.constant(row[k], dtype) for k, (_, dtype) in inputs}, u)
     except ValueError as error:  # BadImage, or an op that does not fit

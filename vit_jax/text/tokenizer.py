@@ -19,6 +19,8 @@ import numpy as np
 from vit_jax import files
 from vit_jax.errors import UserError, one_line
 
+# The vocabulary of the 256 bytes and an end token, which needs no file.
+BYTES = 'bytes'
 # The vocabulary of OpenAI's CLIP: a title, then the merges, the most frequent first.
 MERGES = 'bpe_simple_vocab_16e6.txt.gz'
 # Number of merges that CLIP uses, out of those in the file.
@@ -77,13 +79,19 @@ class Rules(NamedTuple):
 class Tokenizer:
   """Converts texts to ids int32 [T, length], truncated or padded, each with an end token.
 
-  `path` is the file of the vocabulary.
+  `path` is the file of the vocabulary, and `size` its number of tokens.
   """
 
   def __init__(
-    self, path: Path, encode: Callable[[str], list[int]], end: int, rules: Rules
+    self,
+    path: Path | str,
+    encode: Callable[[str], list[int]],
+    end: int,
+    size: int,
+    rules: Rules,
   ):
     self.path, self._encode, self._end, self.rules = path, encode, end, rules
+    self.size = size
 
   def __call__(self, texts: Iterable[str]) -> np.ndarray:
     """Returns the ids of texts."""
@@ -113,8 +121,11 @@ class Tokenizer:
       raise UserError(f'{self.path} cannot encode {text[:40]!r}: {why}.') from None
 
 
-def read(folder: Path, rules: Rules) -> Tokenizer:
-  """Reads the tokenizer of a folder of weights; raises UserError if there is none."""
+def read(folder: Path | str, rules: Rules) -> Tokenizer:
+  """Reads the tokenizer of a folder of weights, or BYTES; raises UserError if there is none."""
+  if str(folder) == BYTES:
+    return Tokenizer(BYTES, lambda text: [*text.encode()], 256, 257, rules)
+  folder = files.path(folder)
   readers = {
     'spiece.model': _sentencepiece,
     'tokenizer.json': _tokenizers,
@@ -157,7 +168,7 @@ def _fast(tokenizer):
   ends = filter(None, map(tokenizer.token_to_id, _ENDS))
   if (end := next(ends, None)) is None:
     raise ValueError(f'none of {_ENDS} is in its vocabulary')
-  return lambda text: tokenizer.encode(text).ids, end
+  return lambda text: tokenizer.encode(text).ids, end, tokenizer.get_vocab_size()
 
 
 def _sentencepiece(path: Path):
@@ -166,7 +177,7 @@ def _sentencepiece(path: Path):
   pieces = SentencePieceProcessor(model_file=str(path))
   if pieces.eos_id() < 0:
     raise ValueError('it has no piece that ends a text')
-  return pieces.encode, pieces.eos_id()
+  return pieces.encode, pieces.eos_id(), pieces.vocab_size()
 
 
 def _merges(path: Path):

@@ -27,6 +27,7 @@ OPS = Registry(
     'trim': 'vit_jax.data.ops.basic:trim',
     'value_range': 'vit_jax.data.ops.basic:ValueRange',
     'pad_to': 'vit_jax.data.ops.basic:PadTo',
+    'tokenize': 'vit_jax.data.ops.text:Tokenize',
     'random_crop': 'vit_jax.data.ops.augment:random_crop',
     'inception_crop': 'vit_jax.data.ops.augment:InceptionCrop',
     'flip_lr': 'vit_jax.data.ops.augment:flip_lr',

@@ -23,6 +23,9 @@ SOURCES = Registry(
     'labels': 'vit_jax.data.sources.label_table:LabelTable',
     'tfds': 'vit_jax.data.sources.tfds:build',
     'records': 'vit_jax.data.sources.records:RecordFiles',
+    'captions': 'vit_jax.data.sources.captions:Captions',
+    'wds': 'vit_jax.data.sources.webdataset:WebDataset',
+    'parquet': 'vit_jax.data.sources.parquet:Parquet',
   },
 )
 # Placeholders for the text after the colon, for sources that need one. Read them with
@@ -35,6 +38,9 @@ TARGETS = Registry(
     'labels': 'FILE.csv',
     'tfds': 'NAME',
     'records': 'FOLDER or PATTERN',
+    'captions': 'FOLDER',
+    'wds': 'FOLDER or PATTERN',
+    'parquet': 'FOLDER or PATTERN',
   },
 )
 

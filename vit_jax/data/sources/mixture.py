@@ -111,6 +111,9 @@ class Mixture(Source):
 
   def _common_features(self) -> dict:
     alike = [dict(source.features) for source, _ in self._parts]
+    if not all('text' in features for features in alike):
+      # Captions are optional, so they do not make a difference.
+      alike = [{k: f for k, f in x.items() if k != 'text'} for x in alike]
     labels = [features.get('label') for features in alike]
     if all(isinstance(label, LabelFeature) for label in labels):
       several = LabelFeature(any(label.several for label in labels))
@@ -155,7 +158,7 @@ class Mixture(Source):
 
   def _align(self, k, example):
     source, offset = self._parts[k]
-    if 'error' in example:
+    if 'error' in example or 'label' not in self.features:
       return example
     label = np.asarray(example['label'], np.int64) + offset
     if getattr(self.features['label'], 'several', False):

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import glob
-import itertools
 import os
 import re
 from collections.abc import Collection
@@ -14,9 +13,9 @@ import numpy as np
 from vit_jax import files
 from vit_jax.check import INT32, Count, Range
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import record_files, splits
-from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.data.sources.stream import Stream
+from vit_jax.data.sources import record_files
+from vit_jax.data.sources.base import fingerprint
+from vit_jax.data.sources.shards import Shards
 from vit_jax.errors import UserError, did_you_mean
 
 # 'train-00000-of-01024', 'train-00000-of-01024.tfrecord', and TFDS's
@@ -28,11 +27,9 @@ _EXTENSIONS = ('.tfrecord', '.tfrecords', '.tfrec', '.array_record', '.arrayreco
 # Number of records that are searched for the keys before a run. A key that none of them has
 # is treated as a typing error.
 _FIRST = 64
-# Default of `shuffle_buffer`.
-_BUFFER = 50_000
 
 
-class RecordFiles(Source):
+class RecordFiles(Shards):
   """`records:FOLDER` or `records:PATTERN`: encoded images with one or several labels.
 
   Files are shards named `<split>-00000-of-00064`, with or without an extension, or as TFDS
@@ -76,14 +73,10 @@ class RecordFiles(Source):
     self.name = f'records:{target}'
     self._keys = dict(image_key=image_key, label_key=label_key, weight_key=weight_key)
     self._offset = label_offset
-    if shuffle_buffer is not None and not stream:
-      raise UserError(
-        f"{self.name}: shuffle_buffer={shuffle_buffer!r} needs 'stream': True."
-      )
-    self._buffer = (shuffle_buffer or _BUFFER) if stream else None
+    self._set_stream(stream, shuffle_buffer)
     if weight_key and multi_label is False:
       raise UserError(f'{self.name}: weight_key={weight_key!r} needs multi_label=True.')
-    pieces = self._pieces(find_files(target), split)
+    pieces = self._pieces(find_files(target), split, record_files.count)
     self._records = record_files.Records(pieces)
     self.bounds = self._records.bounds
     sizes = {piece.filename: _size(piece.filename) for piece in pieces}
@@ -96,29 +89,6 @@ class RecordFiles(Source):
       labels = [len(x[label_key]) for x in first if label_key in x]
       multi_label = bool(weight_key) or any(n != 1 for n in labels)
     self.features = {'image': ImageFeature(), 'label': LabelFeature(multi_label)}
-
-  def _pieces(self, paths_of: dict, split: str) -> list[record_files.Piece]:
-    """Selects pieces of the files by a split expression."""
-    parts = splits.parse(split)
-    for name, *_ in parts:
-      splits.check_name(name, paths_of, self.name)
-    counts = {name: record_files.count(paths_of[name]) for name, *_ in parts}
-    sizes = {name: sum(counts[name]) for name in counts}
-    pieces = []
-    for name, low, high in splits.ranges(split, sizes, self.name):
-      ends = itertools.accumulate(counts[name])
-      for path, count, end in zip(paths_of[name], counts[name], ends, strict=True):
-        skip, stop = max(low - (end - count), 0), min(high - (end - count), count)
-        if skip < stop:
-          pieces.append(record_files.Piece(path, skip, stop - skip, count))
-    return pieces
-
-  def __len__(self) -> int:
-    return len(self._records)
-
-  def read(self, indices: np.ndarray) -> list[dict]:
-    records = self._records.read(indices)
-    return [self.example(record, i) for record, i in zip(records, indices, strict=True)]
 
   def records(self, indices: np.ndarray) -> list[bytes | Exception]:
     """Returns the unparsed records of examples."""
@@ -188,19 +158,6 @@ class RecordFiles(Source):
           f'Set data.source_options={{{option!r}: ...}}.{did_you_mean(key, features)}'
         )
     return first
-
-  def plan_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
-    if self._buffer is None:
-      return super().plan_training(seed, batch_size, host, hosts)
-    stream = Stream(self, self._buffer, seed, batch_size, host, hosts)
-    return stream, stream
-
-  def plan_evaluation(self) -> tuple:
-    if self._buffer is not None:
-      raise UserError(
-        f"{self.name}: leave 'stream' out of the source_options of an evaluation."
-      )
-    return super().plan_evaluation()
 
 
 @functools.cache

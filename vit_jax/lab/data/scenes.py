@@ -180,6 +180,28 @@ def scenes(task: str, seed: int, split: str, rows: np.ndarray) -> Scenes:
   )
 
 
+def captions(scenes: Scenes) -> list[list[str]]:
+  """Describes the last shape of each scene, as the task 'class' has it, in five captions."""
+  out = []
+  for kind, colour, x, y, radius in zip(
+    *(scenes.kind, scenes.label // len(KINDS), scenes.x, scenes.y, scenes.radius),
+    strict=True,
+  ):
+    name = f'{COLOURS[colour]} {KINDS[kind[-1]]}'
+    size = 'large' if radius[-1] > 0.23 else 'small'
+    place = f'{"bottom" if y[-1] > 0.5 else "top"} {"right" if x[-1] > 0.5 else "left"}'
+    out.append(
+      [
+        f'a {name}',
+        f'a {size} {name}',
+        f'a {name} at the {place}',
+        f'a picture of a {KINDS[kind[-1]]} that is {COLOURS[colour]}',
+        f'{KINDS[kind[-1]]}, {COLOURS[colour]}, {size}, {place}',
+      ]
+    )
+  return out
+
+
 def direction(turn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns (cosine, sine) of turns in [0, 1), exact to 1e-5, in the dtype of `turn`."""
   return _sine(turn + 0.25), _sine(turn)

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 
 from vit_jax.check import Count, Range
-from vit_jax.data.features import ImageFeature, LabelFeature
+from vit_jax.data.features import ImageFeature, LabelFeature, TextFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import choose
@@ -31,7 +31,7 @@ class Shapes(Source):
       image's side in steps of 0.08; 6 classes.
     kind: the kind of the shape, which has any colour; 6 classes.
   Cropping and flipping change the labels of count, position and distance, so leave these ops out of
-  `pp`, as configs/shapes.py does.
+  `pp`, as configs/shapes.py does. Examples of the task 'class' have five captions.
 
   An example depends only on (seed, task, split, number), and is the same on every machine.
   A larger `num_examples` adds examples to 'train' and changes nothing else, so that sizes of
@@ -66,6 +66,8 @@ class Shapes(Source):
     lengths = (high - low for _, low, high in self._parts)
     self._bounds = [0, *itertools.accumulate(lengths)]
     self.features = {'image': ImageFeature((size, size, 3)), 'label': LabelFeature()}
+    if self._task == 'class':
+      self.features['text'] = TextFeature()
     self.class_names = list(scenes.TASKS[self._task].names)
     self.num_classes = len(self.class_names)
     if len(self) <= _LABELS:
@@ -104,10 +106,14 @@ class Shapes(Source):
     shown = scenes.scenes(self._task, self._seed, split, rows)
     noise = np.stack([self._noise(split, row) for row in rows.tolist()])
     images = scenes.draw(shown, self._size, noise)
-    return [
+    examples = [
       {'image': image, 'label': int(label)}
       for image, label in zip(images, shown.label, strict=True)
     ]
+    if 'text' in self.features:
+      for example, texts in zip(examples, scenes.captions(shown), strict=True):
+        example['text'] = texts
+    return examples
 
   def _noise(self, split: str, row: int) -> np.ndarray:
     """Draws the noise of one image by NumPy's Philox, which is faster than `data.philox`."""

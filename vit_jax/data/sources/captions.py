@@ -1,0 +1,104 @@
+"""Images on a disk whose captions stand in tables: JSON lines, CSV or TSV."""
+
+import concurrent.futures
+import csv
+import json
+import os
+
+import numpy as np
+
+from vit_jax.data import image_file
+from vit_jax.data.features import ImageFeature, TextFeature
+from vit_jax.data.sources import shards, splits
+from vit_jax.data.sources.base import fingerprint
+from vit_jax.data.sources.folder import Folder, sort_by_hash
+from vit_jax.errors import UserError
+
+_EXTENSIONS = ('.jsonl', '.csv', '.tsv')
+# Names of a column, in the order in which they are looked for.
+_NAMES = {
+  'image': ('file_name', 'filepath', 'image', 'path', 'filename'),
+  'text': ('text', 'caption', 'captions', 'title'),
+}
+
+
+class Captions(Folder):
+  """`captions:FOLDER` or `captions:FILE`: a row with the path of an image and a caption.
+
+  A path is relative to the folder of its table. In JSON lines a caption may be a list, and
+  several rows of an image are several captions. A table belongs to the split whose name its
+  own name, or its folder's, begins with: train.jsonl, val/metadata.csv. All others are the
+  split 'train'. The order is that of `folder.Folder`.
+
+  Options:
+    columns: {'image' or 'text': name of its column}, for other names than usual.
+  """
+
+  SCHEME = 'captions'
+
+  def __init__(self, target: str, split: str, *, columns: dict[str, str] | None = None):
+    self.name = f'{self.SCHEME}:{target}'
+    path = os.path.abspath(os.path.expanduser(target))
+    self._root = path if os.path.isdir(path) else os.path.dirname(path)
+    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
+    self._columns = columns or {}
+    tables = shards.find_files(self.name, target, _EXTENSIONS)
+    parts = [(splits.canonical(name), *ends) for name, *ends in splits.parse(split)]
+    rows, captions = {}, []
+    for name, *_ in parts:
+      splits.check_name(name, tables, self.name)
+    for name in dict.fromkeys(name for name, *_ in parts):
+      texts: dict[str, list[str]] = {}
+      for table in tables[name]:
+        self._read_table(table, texts)
+      numbered = [(image, i) for i, image in enumerate(texts, len(captions))]
+      rows[name] = sort_by_hash(numbered)
+      captions += texts.values()
+    if not captions:
+      raise UserError(f'{self.name}: no row with an image.')
+    self.class_names = None
+    self._select(rows, '+'.join(f'{name}[{low}:{high}]' for name, low, high in parts))
+    self._texts = [captions[i] for i in self.labels]
+    self.labels = None
+    self.features = {'image': ImageFeature(), 'text': TextFeature()}
+    self.fingerprint = fingerprint((self.fingerprint, json.dumps(self._texts)))
+    if not os.path.exists(first := self.name_of(0)):
+      raise UserError(f'{self.name}: no file {first!r}, which one of its rows names.')
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    files = self._pool.map(self._content, [self.name_of(i) for i in indices])
+    return [
+      {**content, 'text': self._texts[i]}
+      for content, i in zip(files, indices, strict=True)
+    ]
+
+  def _read_table(self, path: str, texts: dict[str, list[str]]) -> None:
+    """Adds the captions of a table, {path of an image below the root: captions}."""
+    folder = os.path.relpath(os.path.dirname(path), self._root)
+    try:
+      with open(path, newline='', encoding='utf-8-sig') as file:
+        if path.endswith('.jsonl'):
+          rows = [json.loads(line) for line in file if line.strip()]
+        else:
+          # Some write tabs into a .csv.
+          header = file.readline()
+          file.seek(0)
+          rows = [*csv.DictReader(file, delimiter='\t' if '\t' in header else ',')]
+      names = self._find_columns(path, [*rows[0]]) if rows else {}
+      for row in rows:
+        image = os.path.normpath(os.path.join(folder, row[names['image']]))
+        cell = row[names['text']] or ()
+        cell = [cell] if isinstance(cell, str) else cell
+        texts.setdefault(image, []).extend(text for text in cell if text.strip())
+    except (
+      OSError,
+      ValueError,
+      KeyError,
+      TypeError,
+      AttributeError,
+      csv.Error,
+    ) as error:
+      raise UserError(f'{path}: cannot read it: {error!r}.') from None
+
+  def _find_columns(self, path: str, has: list[str]) -> dict[str, str]:
+    return shards.find_columns(path, _NAMES, self._columns, has, ('image', 'text'))

@@ -1,0 +1,127 @@
+"""Parquet files of images, as data sets on the Hugging Face hub have them."""
+
+import functools
+import json
+
+import numpy as np
+
+from vit_jax.check import Count
+from vit_jax.data import stalls
+from vit_jax.data.sources import shards
+from vit_jax.errors import UserError
+
+# Names of a column, in the order in which they are looked for.
+_NAMES = {
+  'image': ('image', 'img', 'jpg', 'image_bytes'),
+  'text': ('text', 'caption', 'captions'),
+  'label': ('label', 'cls', 'fine_label'),
+}
+# Groups of rows that a file keeps in memory.
+_GROUPS = 4
+
+
+class Parquet(shards.Encoded):
+  """`parquet:FOLDER`: a column of encoded images, and columns of captions and labels.
+
+  The column of images holds bytes, or {'bytes', 'path'}; captions are a text or a list of
+  texts; a label is an integer, whose names stand in the metadata of the hub. Parquet is read in
+  groups of rows, which makes reading at random slow if they are large: `stream` then reads from
+  front to back.
+
+  Options:
+    columns: {'image', 'text' or 'label': name of its column}, for other names than usual.
+    stream, shuffle_buffer: see `records.RecordFiles`.
+  """
+
+  SCHEME, EXTENSION = 'parquet', '.parquet'
+
+  def __init__(
+    self,
+    target: str,
+    split: str,
+    *,
+    columns: dict[str, str] | None = None,
+    stream: bool = False,
+    shuffle_buffer: Count | None = None,
+  ):
+    self._columns = dict(columns or {})
+    super().__init__(target, split, stream, shuffle_buffer)
+    file = _open(self._parts[0].filename)
+    rows = max(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
+    if not self._buffer:
+      self.remarks = '; '.join(
+        filter(None, (self.remarks, f'read {rows:,} rows at a time'))
+      )
+    names = _class_names(file, self._names(file).get('label'))
+    if 'label' in self.features and names:
+      self.class_names, self.num_classes = names, len(names)
+
+  def _names(self, file) -> dict[str, str]:
+    """Returns {'image', 'text' or 'label': column} of those that a file has."""
+    has = file.schema_arrow.names
+    return shards.find_columns(self.name, _NAMES, self._columns, has, ('image',))
+
+  def _labels(self, part) -> list:
+    file = _open(part.filename)
+    name = self._names(file).get('label')
+    if name is None:
+      return [None] * part.take
+    column = file.read(columns=[name]).column(name)
+    labels = column[part.skip : part.skip + part.take].to_pylist()
+    if wrong := [x for x in labels if not isinstance(x, int | None)]:
+      raise UserError(f'{part.filename}: the label {wrong[0]!r} is not an integer.')
+    return labels
+
+  def _count(self, path: str) -> int:
+    return _open(path).metadata.num_rows
+
+  def _read_rows(self, path: str, rows: list[int]) -> list[dict]:
+    file = _open(path)
+    names = self._names(file)
+    sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+    ends, out = np.cumsum(sizes), []
+    for row in rows:
+      group = int(np.searchsorted(ends, row, 'right'))
+      table = _read_group(path, group, tuple(names.values()))
+      at = row - int(ends[group]) + sizes[group]
+      cells = {key: table.column(name)[at].as_py() for key, name in names.items()}
+      out.append(_record(cells))
+    return out
+
+
+def _record(cells: dict) -> dict:
+  image, texts, label = (cells.get(key) for key in ('image', 'text', 'label'))
+  image = image.get('bytes') if isinstance(image, dict) else image
+  texts = [texts] if isinstance(texts, str) else texts
+  texts = [text for text in texts or () if text and text.strip()]
+  values = {'image': image, 'text': texts or None, 'label': label}
+  return {key: x for key, x in values.items() if x is not None}
+
+
+@functools.cache
+def _open(path: str):
+  try:
+    import pyarrow
+    from pyarrow import parquet
+  except ImportError:
+    raise UserError("Parquet needs pyarrow: pip install 'vit_jax[features]'.") from None
+  try:
+    return parquet.ParquetFile(path)
+  except (OSError, pyarrow.ArrowInvalid) as error:
+    raise UserError(f'{path} is not a complete Parquet file: {error}.') from None
+
+
+@functools.lru_cache(maxsize=_GROUPS)
+def _read_group(path: str, group: int, columns: tuple[str, ...]):
+  with stalls.reading(path):
+    # Not `_open`, whose file is not for several threads.
+    from pyarrow import parquet
+
+    return parquet.ParquetFile(path).read_row_group(group, columns=list(columns))
+
+
+def _class_names(file, column: str | None) -> list[str] | None:
+  """Returns the names of classes in the metadata of the hub."""
+  metadata = (file.schema_arrow.metadata or {}).get(b'huggingface', b'{}')
+  features = json.loads(metadata).get('info', {}).get('features', {})
+  return features.get(column, {}).get('names')

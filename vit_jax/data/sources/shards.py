@@ -1,0 +1,241 @@
+"""Sources in files of many examples: their splits, and how training reads them.
+
+`Shards` is the base of sources whose files are read at random, or from front to back.
+`Encoded` adds images with captions and labels: tars of WebDataset and Parquet.
+"""
+
+import abc
+import glob
+import itertools
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.features import ImageFeature, LabelFeature, TextFeature
+from vit_jax.data.sources import splits
+from vit_jax.data.sources.base import Source, fingerprint
+from vit_jax.data.sources.record_files import Piece
+from vit_jax.data.sources.stream import Stream
+from vit_jax.errors import UserError, choose
+
+# Default of `shuffle_buffer`.
+_BUFFER = 50_000
+# '{000..009}' in a pattern.
+_RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
+
+
+class Shards(Source):
+  """Base class of sources in files of many examples.
+
+  A subclass calls `_set_stream`, and sets `bounds`, int64 [pieces + 1], the indices of the
+  pieces' first examples and the end.
+  """
+
+  bounds: np.ndarray
+  _buffer: int | None = None
+
+  def _set_stream(self, stream: bool, shuffle_buffer: int | None) -> None:
+    if shuffle_buffer is not None and not stream:
+      raise UserError(
+        f"{self.name}: shuffle_buffer={shuffle_buffer!r} needs 'stream': True."
+      )
+    self._buffer = (shuffle_buffer or _BUFFER) if stream else None
+
+  def _pieces(self, paths_of: dict, split: str, count: Callable) -> list[Piece]:
+    """Selects pieces of the files by a split expression.
+
+    Args:
+      paths_of: {split: paths}.
+      count: a function of paths that returns their numbers of examples.
+    """
+    parts = splits.parse(split)
+    for name, *_ in parts:
+      splits.check_name(name, paths_of, self.name)
+    counts = {name: count(paths_of[name]) for name, *_ in parts}
+    sizes = {name: sum(counts[name]) for name in counts}
+    pieces = []
+    for name, low, high in splits.ranges(split, sizes, self.name):
+      ends = itertools.accumulate(counts[name])
+      for path, number, end in zip(paths_of[name], counts[name], ends, strict=True):
+        skip, stop = max(low - (end - number), 0), min(high - (end - number), number)
+        if skip < stop:
+          pieces.append(Piece(path, skip, stop - skip, number))
+    return pieces
+
+  def __len__(self) -> int:
+    return int(self.bounds[-1])
+
+  def read(self, indices: np.ndarray) -> list[dict]:
+    records = self.records(indices)
+    return [self.example(record, i) for record, i in zip(records, indices, strict=True)]
+
+  @abc.abstractmethod
+  def records(self, indices: np.ndarray) -> list:
+    """Reads the records of examples."""
+
+  @abc.abstractmethod
+  def example(self, record: Any, index: int) -> dict:
+    """Converts a record to an example, see `read`."""
+
+  def plan_training(self, seed: int, batch_size: int, host: int, hosts: int) -> tuple:
+    if self._buffer is None:
+      return super().plan_training(seed, batch_size, host, hosts)
+    stream = Stream(self, self._buffer, seed, batch_size, host, hosts)
+    return stream, stream
+
+  def plan_evaluation(self) -> tuple:
+    if self._buffer is not None:
+      raise UserError(
+        f"{self.name}: leave 'stream' out of the source_options of an evaluation."
+      )
+    return super().plan_evaluation()
+
+
+class Encoded(Shards):
+  """Encoded images in files, with captions, and with labels where there are any.
+
+  A record is {'image': bytes, 'text': captions, 'label': int} with those that there are, or
+  {'error': reason}. Labels count if every example has one.
+  """
+
+  SCHEME: str
+  EXTENSION: str
+
+  def __init__(self, target: str, split: str, stream: bool, shuffle_buffer: int | None):
+    self.name = f'{self.SCHEME}:{target}'
+    self._set_stream(stream, shuffle_buffer)
+    paths_of = find_files(self.name, target, (self.EXTENSION,))
+    parts = [(splits.canonical(name), *ends) for name, *ends in splits.parse(split)]
+    split = '+'.join(f'{name}[{low}:{high}]' for name, low, high in parts)
+    count = lambda paths: [self._count(path) for path in paths]
+    self._parts = self._pieces(paths_of, split, count)
+    self.bounds = np.cumsum([0, *(p.take for p in self._parts)], dtype=np.int64)
+    self.features = {'image': ImageFeature()}
+    first = self.records(np.arange(min(len(self), 8)))
+    if any('text' in record for record in first):
+      self.features['text'] = TextFeature()
+    labels = [label for part in self._parts for label in self._labels(part)]
+    if lacks := labels.count(None):
+      self.remarks = f'{lacks:,} without a label' if lacks < len(labels) else ''
+    else:
+      self.features['label'] = LabelFeature()
+      self.labels = np.array(labels, np.int64)
+      self.num_classes = int(self.labels.max()) + 1
+    self.fingerprint = fingerprint(
+      (os.path.basename(path), os.path.getsize(path), skip, take)
+      for path, skip, take, _ in self._parts
+    )
+
+  @abc.abstractmethod
+  def _labels(self, part: Piece) -> list:
+    """Returns the labels of a piece, None where there is none."""
+
+  @abc.abstractmethod
+  def _count(self, path: str) -> int:
+    """Returns the number of examples in a file."""
+
+  @abc.abstractmethod
+  def _read_rows(self, path: str, rows: list[int]) -> list[dict]:
+    """Reads the records with these numbers, in ascending order, from a file."""
+
+  def records(self, indices: np.ndarray) -> list[dict]:
+    out: list = [None] * len(indices)
+    places = sorted((*self._place(index), i) for i, index in enumerate(indices))
+    for part, group in itertools.groupby(places, key=lambda place: place[0]):
+      _, rows, at = zip(*group, strict=True)
+      found = self._read_rows(self._parts[part].filename, list(rows))
+      for i, record in zip(at, found, strict=True):
+        out[i] = record
+    return out
+
+  def example(self, record: dict, index: int) -> dict:
+    if 'error' in record or 'image' in record:
+      return record
+    return {'error': 'has no image'}
+
+  def name_of(self, index: int) -> str:
+    """Returns 'FILE#NUMBER', where examples are counted from 0."""
+    part, row = self._place(index)
+    return f'{self._parts[part].filename}#{row}'
+
+  def _place(self, index: int) -> tuple[int, int]:
+    """Returns (number of the piece, number of the example in its file)."""
+    part = int(np.searchsorted(self.bounds, index, 'right')) - 1
+    return part, int(self._parts[part].skip + index - self.bounds[part])
+
+
+def find_columns(
+  where: str, usual: dict, chosen: dict[str, str], has: list[str], needs: Sequence[str]
+) -> dict[str, str]:
+  """Returns {'image', 'text' or 'label': column} of those that a table has.
+
+  Args:
+    where: the name of the table for messages.
+    usual: {key: names of its column, in the order in which they are looked for}.
+    chosen: {key: name of its column}, the option `columns` of a source.
+    needs: keys that must have a column.
+  """
+  out = {}
+  for key in chosen:
+    choose('key of source_options.columns', key, [*usual])
+  for key, names in usual.items():
+    if key in chosen:
+      out[key] = choose(
+        f'column {key}={chosen[key]!r}', chosen[key], {n: n for n in has}
+      )
+    elif name := next((name for name in names if name in has), None):
+      out[key] = name
+    elif key in needs:
+      raise UserError(
+        f"{where}: which of its columns {has} is the {key}? Set source_options={{'columns': "
+        f"{{{key!r}: 'NAME'}}}}."
+      )
+  return out
+
+
+def find_files(
+  source: str, target: str, extensions: Sequence[str]
+) -> dict[str, list[str]]:
+  """Finds files by their extensions: {split: sorted paths}.
+
+  Args:
+    source: the name of the source for messages.
+    target: a file, a folder, of which all files below are taken, or a pattern such as
+      'data/train-{000..127}.tar' or 'data/*.tar'. A file belongs to the split whose name its
+      own name, or its folder's, begins with: 'val-003.tar', 'test/00001.tar'; all others
+      to 'train'.
+  """
+  path = os.path.abspath(os.path.expanduser(target))
+  root = path if os.path.isdir(path) else os.path.dirname(path)
+  if os.path.isfile(path):
+    patterns = [glob.escape(path)]
+  elif path == root:
+    below = os.path.join(glob.escape(path), '**')
+    patterns = [os.path.join(below, f'*{x}') for x in extensions]
+  else:
+    patterns = _expand(path)
+  paths = sorted({p for x in patterns for p in glob.glob(x, recursive=True)})
+  if not paths:
+    raise UserError(f'{source}: found no {" or ".join(extensions)} file: {path}.')
+  out: dict[str, list[str]] = {}
+  for path in paths:
+    *_, folder, name = ['', *os.path.relpath(path, root).split(os.sep)]
+    words = [re.split(r'[-_.]', x)[0] for x in (name, folder)]
+    known = [x for x in map(splits.canonical, words) if x in splits.SYNONYMS]
+    out.setdefault(known[0] if known else 'train', []).append(path)
+  return out
+
+
+def _expand(pattern: str) -> list[str]:
+  """Expands '{000..127}'."""
+  if not (match := _RANGE.search(pattern)):
+    return [pattern]
+  first, last = match.groups()
+  return [
+    pattern[: match.start()] + f'{i:0{len(first)}}' + rest
+    for i in range(int(first), int(last) + 1)
+    for rest in _expand(pattern[match.end() :])
+  ]
