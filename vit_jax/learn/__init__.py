@@ -1,4 +1,4 @@
-"""Objectives that need no labels: masked autoencoders, masked patches, self-distillation.
+"""Objectives without labels, or from texts: masked patches, self-distillation, pairs.
 
 `ENTRIES` are this ring's lines in the tables of the core, see `vit_jax.registry`.
 """
@@ -8,8 +8,13 @@ ENTRIES = {
     'dino': 'vit_jax.learn.dino:DINO',
     'mae': 'vit_jax.learn.mae:MAE',
     'masked_patches': 'vit_jax.learn.masked_patches:MaskedPatches',
+    'pairs': 'vit_jax.learn.pairs:Pairs',
   },
-  'evaluator type': {'masked_patches': 'vit_jax.learn.masked_patches:Evaluation'},
+  'evaluator type': {
+    'masked_patches': 'vit_jax.learn.masked_patches:Evaluation',
+    'retrieval': 'vit_jax.learn.image_text:Retrieval',
+    'zero_shot': 'vit_jax.learn.image_text:ZeroShot',
+  },
   'format': {'mae': 'vit_jax.learn.files:FORMATS'},
   'figure': {'reconstruction': 'vit_jax.learn.figures:reconstruction'},
   'figure of runs': {'reconstruction': 'what a masked autoencoder predicts'},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax import contracts, distributed, evaluators, files
+from vit_jax import contracts, distributed, evaluators, files, tasks
 from vit_jax.check import prefix_errors
 from vit_jax.errors import Preempted, UserError
 from vit_jax.evaluators import class_match, predictions
@@ -45,7 +45,8 @@ def build(config: dict, workdir: Path, mesh, stop) -> dict[str, Evaluation]:
       raise Preempted('Stopped during an evaluation.')
 
   evaluations, num_classes, model = {}, config['model']['num_classes'], None
-  if num_classes is None:  # Without a head, take the number of classes of the data.
+  # Without a classifier, take the number of classes of the data.
+  if not tasks.class_of(config).CLASSES:
     num_classes = config['data'].get('num_classes')
   else:
     model = class_match.Classes(class_names(config), num_classes)

@@ -205,7 +205,9 @@ def summary(
   lines.append('Next:')
   task = tasks.class_of(config)
   predict = f'  {ours} predict {weights} IMAGE_OR_FOLDER{imports}'
-  if not task.CLASSES:
+  if 'text' in config.get('task', {}):
+    lines.append(f"{predict} --labels 'a cat,a dog'   # by texts")
+  elif not task.CLASSES:
     lines.append(
       f'  {ours} train --config=finetune:weights={weights},data=FOLDER   # a head'
     )

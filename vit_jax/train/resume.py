@@ -45,7 +45,11 @@ def complete(config: dict, older: dict) -> dict:
     keys = {'backbone'} & {*taken.get('inferred', ())}
   if inferred := {key: older['model'][key] for key in keys if key in older['model']}:
     config = schema.fill_model(config, inferred)
-  resolved = {key: taken[key] for key in ('inferred', 'pixels') if key in taken}
+  task = {key: older['task'][key] for key in taken.get('of_task', ())}
+  config = config | {'task': {**task, **config['task']}}
+  resolved = {
+    key: taken[key] for key in ('inferred', 'of_task', 'pixels') if key in taken
+  }
   config, _ = pipelines.fill(config, taken.get('pixels'))
   return config | {'resolved': resolved | config.get('resolved', {})}
 

@@ -143,8 +143,19 @@ def _complete(
     with prefix_errors('config.weights.source'):
       family = models.family(header.family, **header.fields)
       tasks.check_outputs(config['task']['name'], header.source, family)
-  config = schema.fill_model(config, weights.complete(section, header))
+  inferred, task, tokens = weights.complete(section, header), config['task'], ''
+  if 'text' in tasks.TASKS.signature(config['task']['name']).parameters:
+    header = header.read()
+  if getattr(header, 'text', None) is not None:
+    # The head of an image tower is a projection, not a classifier.
+    inferred = {'num_classes': header.fields.get('num_classes'), **inferred}
+    with prefix_errors('config.weights.source'):
+      task, tokens = weights.complete_task(task, header)
+  config = schema.fill_model(config, inferred)
+  config['resolved']['of_task'] = [key for key in task if key not in config['task']]
+  config['task'] = task
   pixels = pipelines.find(header)
+  pixels = '|'.join(filter(None, (pixels, tokens))) or None
   classifies = tasks.class_of(config).OUTPUTS == 'classes'
   config, notes = pipelines.fill(config, pixels, compare_crops=classifies)
   config['resolved']['pixels'] = pixels
@@ -183,10 +194,11 @@ def _check_files(workdir: Path) -> None:
 
 def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
   """Opens the training data, and checks that it is the same for all processes."""
-  section = config['data']
+  section, model = config['data'], config['model']
   schema.check_batch_size(config, mesh)
+  classes = model.get('num_classes') if tasks.class_of(config).CLASSES else None
   data = pipeline.TrainBatches(
-    **{'num_classes': config['model'].get('num_classes'), **section},
+    **{'num_classes': classes, **section},
     seed=config['seed'],
     bad_log=workdir / 'bad_images.jsonl',
     **sharding.host_of_batch(mesh),
@@ -205,7 +217,8 @@ def _open_data(config: dict, workdir: Path, mesh) -> pipeline.Batches:
 
 def _resolve(config: dict, data: pipeline.Batches) -> dict:
   """Returns the config with the classes, steps and image shape that the data determines."""
-  num_classes, names = None, data.class_names  # no head
+  # Without classes there is no head, or a projection.
+  num_classes, names = config['model'].get('num_classes'), data.class_names
   if feature := tasks.class_of(config).CLASSES:
     of_data, names = data.classes_of(feature)
     num_classes = config['model'].get('num_classes', of_data)

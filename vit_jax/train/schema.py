@@ -48,6 +48,13 @@ def _check_task(where: str, section: dict, config: dict) -> None:
   if name := config.get('model', {}).get('name'):
     with prefix_errors(where):
       tasks.check_outputs(section['name'], name, models.family(name))
+  options = tasks.TASKS.signature(section['name']).parameters
+  if 'parts' in options and config['optim'].get('accum', 1) > 1:
+    accum = config['optim']['accum']
+    raise UserError(
+      f'config.optim.accum={accum}: the loss of {section["name"]} compares all examples of a '
+      f'batch, and that of its parts is another one: set {where}.parts={accum} instead.'
+    )
   classes = config.get('model', {}).get('num_classes')
   if classes is not None and not tasks.class_of(config).CLASSES:
     raise UserError(
@@ -198,12 +205,12 @@ def _fill_from_training(where: str, section: dict, config: dict) -> dict:
   if data.get('source') != trained['source']:
     return section
   ours, theirs = trained.get('classes'), data.get('classes')
-  if 'classes' in data and theirs != ours:
+  if 'classes' in data and theirs != ours and tasks.class_of(config).CLASSES:
     raise UserError(
       f'{where}.data.classes={theirs} differs from config.data.classes={ours} on the same '
       'source: labels would mean other classes than in training. Leave it out.'
     )
-  return section if ours is None else {**section, 'data': {**data, 'classes': ours}}
+  return {**section, 'data': {'classes': ours, **data}} if ours else section
 
 
 def fill_model(config: dict, inferred: dict) -> dict:

@@ -7,6 +7,7 @@ parameters under our names, and `fit` fits them to a model. `load` does all of t
 
 from vit_jax.weights.adapt import fit as fit
 from vit_jax.weights.export import write as write
+from vit_jax.weights.image_text import complete_task as complete_task
 from vit_jax.weights.loaded import Loaded as Loaded
 from vit_jax.weights.loading import complete as complete
 from vit_jax.weights.loading import fit_section as fit_section

@@ -33,7 +33,7 @@ class ImageText(Loaded):
   towers: TwoTowers
   beside: dict[str, Any]  # the parameters of `towers`, except those of the image tower
   rules: tokenizer.Rules
-  folder: Path  # the folder of the vocabulary
+  folder: Path | str  # the folder of the vocabulary, see `tokenizer.read`
 
   @functools.cached_property
   def tokenizer(self) -> tokenizer.Tokenizer:
@@ -130,6 +130,27 @@ class ImageText(Loaded):
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Loaded)}
     fields |= dict(model=model, class_names=class_names or list(labels))
     return Loaded(**fields | dict(variables={**self.variables, 'params': params}))
+
+
+def complete_task(section: dict, source: Source) -> tuple[dict, str]:
+  """Fills a section `task` on pairs from weights with a text tower, and returns it.
+
+  Returns:
+    (section, the op that tokenizes texts for this tower). The section's own keys win.
+  """
+  read = text.read(source.text, source.fields)
+  loss = 'sigmoid' if 'logit_bias' in read.scalars else 'softmax'
+  length, clean, pad = read.rules
+  folder = str(source.text.folder)
+  op = f'tokenize({folder!r}, {length}, clean={clean!r}, pad={pad})'
+  return {'text': read.fields, 'loss': loss, **section}, op
+
+
+def own_parameters(source: Source, key: str) -> dict[str, np.ndarray]:
+  """Returns the parameters of the text tower, with the scalars of logits, below `key`."""
+  read = text.read(source.text, source.fields)
+  flat = {f'text/{name}': x for name, x in read.flat.items()} | read.scalars
+  return {f'{key}/{name}': x for name, x in flat.items()}
 
 
 def pair(loaded: Loaded, source: Source) -> Loaded:

@@ -381,7 +381,11 @@ def fit_section(
   options = {key: section[key] for key in ('skip', 'resize') if key in section}
   taken, report = adapt.fit(source, model, image_size, **options)
   if own:
+    key = next(iter(own)).partition('/')[0]
     with name_source(source.source):
+      if source.text is not None and f'{key}/logit_scale' in own:
+        more = image_text.own_parameters(source, key)
+        source = dataclasses.replace(source, own=more)
       more, report = adapt.fit_own(source, own, options.get('skip', ()), report)
     taken |= more
   return taken, report.describe(source)

@@ -256,7 +256,8 @@ def describe(pp: str) -> Preprocessor | None:
   Three details are lost. Both libraries always round and antialias when they resize, and
   each has its own rule for the odd pixel of a central crop.
   """
-  ops = [op for op in registry.parse(pp) if op.name not in ('decode', 'pad_to')]
+  others = ('decode', 'pad_to', 'tokenize')
+  ops = [op for op in registry.parse(pp) if op.name not in others]
   if [op.name for op in ops] not in (
     ['resize', 'value_range'],
     ['resize', 'central_crop', 'value_range'],
@@ -326,8 +327,8 @@ def fill(
 ) -> tuple[dict, list[str]]:
   """Completes a run's pipelines from the pipeline of the weights that it starts from.
 
-  It fills in `resize_as_weights`, a `value_range` without numbers, and the interpolation of
-  `inception_crop`.
+  It fills in `resize_as_weights`, a `value_range` without numbers, the interpolation of
+  `inception_crop`, and the vocabulary of `tokenize`.
 
   Args:
     config: the run's config.
@@ -344,7 +345,7 @@ def fill(
   def fill_section(value, where: str):
     if isinstance(value, dict):
       return {key: fill_section(x, f'{where}.{key}') for key, x in value.items()}
-    if not where.endswith('.pp'):
+    if not where.endswith(('.pp', '.tokens')):
       return value
     pp = _fill(value, theirs)
     ours = _summarise(pp)
@@ -361,8 +362,9 @@ def fill(
 
   new = {key: fill_section(config[key], f'config.{key}') for key in ('data', 'evals')}
   if any(config[key] != new[key] for key in new):
-    words = ', '.join(_summarise(weights or 'value_range').values())
-    origin = 'taken from the weights' if weights else 'the weights name none'
+    named = 'value_range' in [op.name for op in theirs]
+    words = ', '.join(_summarise(weights if named else 'value_range').values())
+    origin = 'taken from the weights' if named else 'the weights name none'
     lines.insert(0, f'pixels: {words}: {origin}')
   return config | new, lines
 
@@ -374,10 +376,12 @@ def _fill(pp: str, theirs: tuple) -> str:
   for op in ops:
     text = op.text
     if op.name == 'value_range' and not op.written:
-      text = by_name[op.name].text if theirs else 'value_range(-1, 1)'
+      text = by_name[op.name].text if op.name in by_name else 'value_range(-1, 1)'
     elif op.name == 'resize_as_weights':
       geometry = _geometry(theirs, size_pair(op.arguments['size']))
       text = geometry or text.replace(op.name, 'resize')
+    elif op.name == 'tokenize' and op.name in by_name and not op.arguments['vocab']:
+      text = by_name[op.name].rewrite(**{k: op.arguments[k] for k in op.written})
     elif op.name == 'inception_crop' and resize:
       how = {k: v for k, v in resize.arguments.items() if k in _HOW - {*op.written}}
       if any(op.arguments[k] != v for k, v in how.items()):

@@ -15,18 +15,19 @@ from vit_jax import config as config_lib
 from vit_jax import distributed, files, models, tasks, trees, tune
 from vit_jax.errors import NoUsableCheckpoint, UserError
 from vit_jax.weights import adapt, readers
+from vit_jax.weights.families import text
 from vit_jax.weights.source import Header, Source
 
 
 def find(source) -> tuple[Path, str | None] | None:
   """Returns (folder, text after the @ or None) if a source is a run; None otherwise."""
-  text = str(source)
+  name = str(source)
   # A URL is a run only if it is gs:// and has no suffix of a file of weights.
-  if '://' in text and (not files.is_url(text) or text.endswith(readers.SUFFIXES)):
+  if '://' in name and (not files.is_url(name) or name.endswith(readers.SUFFIXES)):
     return None
-  base, _, step = text.rpartition('@')
+  base, _, step = name.rpartition('@')
   try:
-    if _is_run(whole := files.path(text)):  # The folder's own name may have an @.
+    if _is_run(whole := files.path(name)):  # The folder's own name may have an @.
       return whole, None
     if not base or whole.exists():
       return None
@@ -92,7 +93,10 @@ class _RunHeader(Header):
     flat = {n: x for n, x in flat.items() if not n.startswith(f'{trees.STATS}/{key}/')}
     flat = adapt.unstack(flat, self.model.family)
     section = section if added else {}
-    return self._add_arrays(flat, step=step, tune=section, added=added, own=own)
+    tower = text.split_run(own, self.config, self.folder.name)
+    return self._add_arrays(
+      flat, step=step, tune=section, added=added, own=own, text=tower
+    )
 
   def _read_frozen(self, names: list[str]) -> dict:
     """Returns {name: array} of the frozen parameters.
@@ -113,6 +117,9 @@ class _RunHeader(Header):
     try:
       header = loading.from_section(**section)
       taken, _ = loading.fit_section(header, section, self.model, self.image_size)
+      key = tasks.class_of(self.config).OWN
+      if any(name.partition('/')[0] == key for name in names):
+        taken |= loading.image_text.own_parameters(header.read(), key)
       return taken
     except UserError as error:
       raise UserError(

@@ -78,27 +78,24 @@ class Captions(Folder):
     try:
       with open(path, newline='', encoding='utf-8-sig') as file:
         if path.endswith('.jsonl'):
-          rows = [json.loads(line) for line in file if line.strip()]
+          rows = [dict(json.loads(line)) for line in file if line.strip()]
         else:
           # Some write tabs into a .csv.
           header = file.readline()
           file.seek(0)
           rows = [*csv.DictReader(file, delimiter='\t' if '\t' in header else ',')]
-      names = self._find_columns(path, [*rows[0]]) if rows else {}
-      for row in rows:
-        image = os.path.normpath(os.path.join(folder, row[names['image']]))
-        cell = row[names['text']] or ()
-        cell = [cell] if isinstance(cell, str) else cell
-        texts.setdefault(image, []).extend(text for text in cell if text.strip())
-    except (
-      OSError,
-      ValueError,
-      KeyError,
-      TypeError,
-      AttributeError,
-      csv.Error,
-    ) as error:
-      raise UserError(f'{path}: cannot read it: {error!r}.') from None
-
-  def _find_columns(self, path: str, has: list[str]) -> dict[str, str]:
-    return shards.find_columns(path, _NAMES, self._columns, has, ('image', 'text'))
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+      raise UserError(f'{path}: cannot read it: {error}.') from None
+    if not rows:
+      return
+    has = [*rows[0]]
+    names = shards.find_columns(path, _NAMES, self._columns, has, ('image', 'text'))
+    for number, row in enumerate(rows, 1):
+      image, cell = (row.get(names[key]) for key in ('image', 'text'))
+      captions = [cell] if isinstance(cell, str) else cell or []
+      if not image or not all(isinstance(text, str) for text in captions):
+        raise UserError(
+          f'{path}: row {number} is {row}: expected a path and a caption.'
+        )
+      image = os.path.normpath(os.path.join(folder, image))
+      texts.setdefault(image, []).extend(text for text in captions if text.strip())

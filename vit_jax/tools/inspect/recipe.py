@@ -11,7 +11,7 @@ import jax
 from vit_jax import check, models, optim, sharding, tasks
 from vit_jax import config as config_lib
 from vit_jax.data import pipeline, sources
-from vit_jax.data.features import ImageFeature, LabelFeature, own_classes
+from vit_jax.data.features import ImageFeature, LabelFeature, TextFeature, own_classes
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
@@ -160,7 +160,7 @@ class _Closed(Source):
 
   def __init__(self, config: dict):
     self.name, outputs = str(config['data']['source']), tasks.class_of(config).OUTPUTS
-    features = {'label': LabelFeature()}
+    features = {'label': LabelFeature(), 'text': TextFeature()}
     if outputs in _FEATURES:
       features = _FEATURES[outputs]
     self.features = {'image': ImageFeature(), **features}

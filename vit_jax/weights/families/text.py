@@ -1,7 +1,7 @@
 """Text towers in files that also hold an image tower: CLIP, SigLIP and AIMv2.
 
 There are four formats: transformers, big_vision, Apple's AIMv2, and the names that OpenAI,
-open_clip and the Perception Encoder share.
+open_clip and the Perception Encoder share. Runs on pairs have our own names.
 """
 
 import re
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.data.ops import registry
 from vit_jax.errors import choose
 from vit_jax.text.tokenizer import CLEAN, Rules
 from vit_jax.weights import configs, rename
@@ -42,10 +43,10 @@ _NAMES = {
 class TextArrays(NamedTuple):
   """The arrays of a file's text tower, under the file's names."""
 
-  format: str  # a key of _MARKERS
+  format: str  # a key of _READERS
   arrays: Arrays
   config: dict
-  folder: Path  # contains the vocabulary
+  folder: Path | str  # contains the vocabulary, or is `tokenizer.BYTES`
   name: str  # name of the file that holds the arrays, or of its folder
 
 
@@ -293,6 +294,29 @@ def _big_vision(arrays: Arrays, config: dict, image: dict) -> Text:
   return _text(arrays, _BIG_VISION, fields, tokens)
 
 
+# -- a run ------------------------------------------------------------------------------
+
+
+def split_run(own: Arrays, config: dict, name: str) -> TextArrays | None:
+  """Returns the text tower of a run, given the task's own parameters and the run's config."""
+  if 'text' not in config.get('task', {}):
+    return None
+  arrays = {n.partition('/')[2]: x for n, x in own.items()}
+  return TextArrays('run', arrays, config, _tokenize(config)['vocab'], name)
+
+
+def _tokenize(config: dict) -> dict:
+  """Returns the arguments of the op `tokenize` of a run."""
+  (op,) = (x for x in registry.parse(config['data']['pp']) if x.name == 'tokenize')
+  return op.arguments
+
+
+def _run(arrays: Arrays, config: dict, image: dict) -> Text:
+  tokens = {key: _tokenize(config)[key] for key in ('clean', 'pad')}
+  fields = {'norm_eps': 1e-5, **config['task']['text']}
+  return _text(arrays, table(Rule('text/{rest}', '{rest}')), fields, tokens)
+
+
 # -- all formats ------------------------------------------------------------------------
 
 
@@ -323,3 +347,4 @@ def _text(arrays: Arrays, rules: Table, fields: dict, tokens: dict) -> Text:
 
 
 _READERS = dict(hf=_hf, open_clip=_open_clip, big_vision=_big_vision, aimv2=_aimv2)
+_READERS['run'] = _run
