@@ -179,9 +179,11 @@ def test_the_estimate_of_a_program():
 
 
 def test_collectives_of_a_program():
-  assert tpu.collectives(PROGRAM) == {'all-reduce': 1}
+  passed = 2 * 1024 * 4
+  assert tpu.collectives(PROGRAM) == ({'all-reduce': 1}, passed)
   fused = PROGRAM.replace('%f.1 = ', '%async-collective-start.1 = ')
-  assert tpu.collectives(fused) == {'all-reduce': 1, 'async-collective-start': 10}
+  counts = {'all-reduce': 1, 'async-collective-start': 10}
+  assert tpu.collectives(fused) == (counts, passed)
 
 
 def test_both_rulers():

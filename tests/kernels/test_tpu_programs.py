@@ -68,6 +68,8 @@ def test_a_recipe_on_a_slice():
   assert record['mesh'] == {'data': 2, 'fsdp': 2, 'tensor': 1}
   assert record['devices'] == 4
   assert record['hours'] == pytest.approx(561 * record['step_s'] / 3600)
+  assert record['other']['mesh'] == {'data': 4, 'fsdp': 1, 'tensor': 1}
+  assert record['other']['argument_bytes'] > record['argument_bytes']
   again = run(*argv, *flags)
   assert 'Compiling' not in again.stderr
   assert json.loads(again.stdout.splitlines()[-1])['tpu'] == record

@@ -10,7 +10,7 @@ import pytest
 from tests.support import GOLDEN, commands, naming, runs
 from vit_jax import models
 from vit_jax.tools.inspect import __main__ as inspect
-from vit_jax.tools.inspect import model, recipe, source
+from vit_jax.tools.inspect import model, recipe, source, tpu
 from vit_jax.train import flops
 from vit_jax.train.workdir import lock
 from vit_jax.weights import zoo
@@ -135,6 +135,22 @@ def test_memory_on_a_mesh(capsys):
   state = 4 * 4 * record['params']
   assert state < memory['argument_bytes'] < 1.01 * state
   assert memory['temp_bytes'] > 0
+
+
+def test_a_step_on_two_meshes():
+  mesh = {'data': 1, 'fsdp': 16, 'tensor': 1}
+  facts = dict(mesh=mesh, bytes=7 * 2**30, temp_bytes=6 * 2**30, cycles=345_300_000)
+  facts |= dict(step_s=0.2365, alone_s=0.0067, collectives={'all-gather': 99})
+  other = dict(mesh=mesh | {'data': 16, 'fsdp': 1}, why='18.20 GiB')
+  text = tpu.render(
+    dict(tpu='v5e:4x4', devices=16, hbm=2**34, hours=9.5, other=other, **facts)
+  )
+  assert 'fsdp=16 fits in 7.00 GiB (temporaries 6.00 GiB): 345.3 M cycles' in text
+  assert '6.7 ms of collectives, 236.5 ms' in text
+  assert 'data=16 does not fit (18.20 GiB)' in text
+  assert 'another' not in tpu.render(
+    facts | dict(tpu='', devices=1, hbm=0, hours=1, other=None)
+  )
 
 
 @pytest.mark.parametrize(

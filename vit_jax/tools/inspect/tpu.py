@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from vit_jax import files
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import OutOfMemory, UserError, choose
 
 _GIB = 2**30
 # Without these variables, libtpu asks a metadata server about its machine, and does not let a
@@ -45,6 +45,7 @@ class Generation(NamedTuple):
     hbm: bytes of its memory.
     slice: the smallest slice for which libtpu can compile.
     axes, chips: number of axes and of chips of the largest slice.
+    link: the vendor's rate from a chip to its neighbour, in 1e9 bytes per second.
   """
 
   tflops: float
@@ -54,18 +55,19 @@ class Generation(NamedTuple):
   slice: str
   axes: int
   chips: int
+  link: float
 
 
 # Operations per cycle of a matrix unit.
 _UNIT, _WIDE = 2 * 128 * 128, 2 * 256 * 256
 GENERATIONS = {
-  'v2': Generation(22.5, 1 * _UNIT, 446, 8 * _GIB, '2x2x1', 2, 256),
-  'v3': Generation(61.5, 2 * _UNIT, 448, 16 * _GIB, '2x2x1', 2, 1024),
-  'v4': Generation(275, 8 * _UNIT, 897, 32 * _GIB, '2x2x1', 3, 4096),
-  'v5e': Generation(197, 4 * _UNIT, 438, 16 * _GIB, '2x2', 2, 256),
-  'v5p': Generation(459, 8 * _UNIT, 1125, 95 * _GIB, '2x2x1', 3, 8960),
-  'v6e': Generation(918, 4 * _WIDE, 756, 32 * _GIB, '2x2', 2, 256),
-  '7x': Generation(1153.5, 4 * _WIDE, 1265, 96 * _GIB, '2x2x1', 3, 9216),
+  'v2': Generation(22.5, 1 * _UNIT, 446, 8 * _GIB, '2x2x1', 2, 256, 62),
+  'v3': Generation(61.5, 2 * _UNIT, 448, 16 * _GIB, '2x2x1', 2, 1024, 82),
+  'v4': Generation(275, 8 * _UNIT, 897, 32 * _GIB, '2x2x1', 3, 4096, 50),
+  'v5e': Generation(197, 4 * _UNIT, 438, 16 * _GIB, '2x2', 2, 256, 50),
+  'v5p': Generation(459, 8 * _UNIT, 1125, 95 * _GIB, '2x2x1', 3, 8960, 100),
+  'v6e': Generation(918, 4 * _WIDE, 756, 32 * _GIB, '2x2', 2, 256, 100),
+  '7x': Generation(1153.5, 4 * _WIDE, 1265, 96 * _GIB, '2x2x1', 3, 9216, 100),
 }
 
 
@@ -154,15 +156,51 @@ def compiled(
 
 
 def inspect(config: dict, record: dict, text: str) -> dict:
-  """Compiles the step of a recipe for a slice such as 'v3:16x16'.
+  """Compiles the step of a recipe for a slice such as 'v3:16x16', on two meshes.
+
+  The second mesh has all devices on fsdp, or on data if the recipe's mesh has fsdp.
 
   Returns:
-    tpu, devices, mesh and hbm; bytes, temp_bytes and argument_bytes of a device; cycles of
-    a step, and its `collectives`; step_s, at the clock that the vendor's peak implies; hours
-    of the whole run.
+    tpu, devices and hbm; the facts of `_compile_step` on the recipe's mesh; hours of the
+    whole run; other, the facts of the second mesh, without bytes if the step does not fit.
 
   Raises:
     UserError: if the step does not fit into the memory of a device.
+  """
+  from vit_jax import sharding
+
+  name, shape = parse(text)
+  where, described, hbm = f'{name}:{shape}', devices(text), GENERATIONS[name].hbm
+  mesh = sharding.make_mesh(**config['mesh'], devices=described)
+  own, other = _compile_step(config, record, mesh, where), None
+  if (share := sharding.batch_divisor(mesh)) > 1:
+    sizes = (share, 1) if mesh.shape['fsdp'] > 1 else (1, share)
+    second = sharding.make_mesh(*sizes, mesh.shape['tensor'], devices=described)
+    other = _compile_step(config, record, second, where)
+  if 'bytes' not in own:
+    raise UserError(
+      f'--tpu {where}: the step does not fit on {mesh.size} devices of '
+      f'{hbm / _GIB:g} GiB: {"; ".join(_render_steps(own, other))}. Try '
+      '--config.model.remat=full, --config.optim.accum=2 or a larger slice.'
+    )
+  hours = own['step_s'] * record['steps'] / 3600
+  return {
+    'tpu': where,
+    'devices': mesh.size,
+    'hbm': hbm,
+    **own,
+    'hours': hours,
+    'other': other,
+  }
+
+
+def _compile_step(config: dict, record: dict, mesh, where: str) -> dict:
+  """Compiles the step of a recipe for a mesh on a slice such as 'v3:16x16'.
+
+  Returns:
+    mesh; bytes, temp_bytes and argument_bytes of a device; cycles of a step, and its
+    `collectives`; step_s, at the clock that the vendor's peak implies, with alone_s, the
+    time of the collectives beside which nothing else runs; or why it does not fit.
   """
   import jax
 
@@ -170,60 +208,72 @@ def inspect(config: dict, record: dict, text: str) -> dict:
   from vit_jax.tools.inspect import recipe
   from vit_jax.train import runtime
 
-  name, shape = parse(text)
-  generation, described = GENERATIONS[name], devices(text)
-  count = len(described)
-  mesh = sharding.make_mesh(**config['mesh'], devices=described)
-  too_large = lambda why: UserError(
-    f'--tpu {name}:{shape}: the step does not fit {generation.hbm / _GIB:g} GiB on each of '
-    f'{count} devices: {why} Try --config.model.remat=full, --config.mesh.fsdp={count}, '
-    '--config.optim.accum=2 or a larger slice.'
-  )
-  trainer = recipe.trainer(config, record, mesh)
+  name, shape = parse(where)
+  generation, sizes = GENERATIONS[name], dict(mesh.shape)
   # The described devices cannot run anything, and so cannot verify kernels. Use all kernels.
   used = kernels.using(*kernels.KERNELS)
   read = lambda program: {'text': program.as_text(), **runtime.memory(program)}
-  with jax.set_mesh(mesh), used, runtime.report_out_of_memory(too_large):
-    options = sharding.compiler_options(mesh)
-    memory = compiled(trainer.lower(), f'{name}:{shape}', read, options)
+  try:
+    with jax.set_mesh(mesh), used, runtime.report_out_of_memory(OutOfMemory):
+      lowered = recipe.trainer(config, record, mesh).lower()
+      memory = compiled(lowered, where, read, sharding.compiler_options(mesh))
+  except OutOfMemory as error:
+    return {'mesh': sizes, 'why': str(error)}
   program = memory.pop('text')
   # libtpu does not reject all programs that are too large.
   if memory['bytes'] > generation.hbm:
-    raise too_large(f'it takes {memory["bytes"] / _GIB:.2f}.')
+    return {'mesh': sizes, 'why': f'{memory["bytes"] / _GIB:.2f} GiB'}
   work = cycles(program, generation)
-  seconds = work * generation.ops_per_cycle / (generation.tflops * 1e12)
+  # A chip at the corner of a slice has one neighbour on each axis.
+  links = sum(int(n) > 1 for n in shape.split('x')) or 1
+  counts, alone = collectives(program)
+  alone_s = alone / (links * generation.link * 1e9)
   return {
-    'tpu': f'{name}:{shape}',
-    'devices': count,
-    'mesh': dict(mesh.shape),
-    'hbm': generation.hbm,
+    'mesh': sizes,
     **memory,
     'cycles': work,
-    'collectives': collectives(program),
-    'step_s': seconds,
-    'hours': seconds * record['steps'] / 3600,
+    'collectives': counts,
+    'alone_s': alone_s,
+    'step_s': work * generation.ops_per_cycle / (generation.tflops * 1e12) + alone_s,
   }
 
 
 def render(record: dict) -> str:
   """Returns the record of `inspect` as text."""
-  axes = ', '.join(f'{k}={v}' for k, v in record['mesh'].items() if v > 1) or 'one'
-  gib = lambda key: f'{record[key] / _GIB:.2f} GiB'
+  steps = _render_steps(record, record['other'])
   rows = {
-    'slice': f'{record["tpu"]}, {record["devices"]:,} devices ({axes})',
-    'memory of a device': f'{gib("bytes")} of {record["hbm"] / _GIB:g}: fits '
-    f'(temporaries {gib("temp_bytes")})',
-    'collectives': ', '.join(f'{n:,} {x}' for x, n in record['collectives'].items()),
-    'a step': f'{record["cycles"] / 1e6:,.1f} M cycles, {1e3 * record["step_s"]:,.1f} ms',
+    'slice': f'{record["tpu"]}, {record["devices"]:,} devices of '
+    f'{record["hbm"] / _GIB:g} GiB',
+    'a step': next(steps),
+    'its collectives': ', '.join(
+      f'{n:,} {x}' for x, n in record['collectives'].items()
+    ),
     'whole run': f'{record["hours"]:.3g} hours',
+    'on another mesh': next(steps, None),
   }
   lines = [f'  {label:<22}{value}' for label, value in rows.items() if value]
   lines += [
     '',
-    "  Memory is exact. Time is XLA's estimate, without input, host, copies and",
-    '  collectives, of which those that end in -start run beside other operations.',
+    "  Memory is exact. Time is XLA's estimate, without input, host and copies. Collectives",
+    '  are counted by their bytes; those that end in -start run beside other operations.',
   ]
   return '\n'.join(lines)
+
+
+def _render_steps(*steps: dict | None) -> Iterator[str]:
+  """Yields a line about the memory and the time of each result of `_compile_step`."""
+  gib = lambda size: f'{size / _GIB:.2f} GiB'
+  for step in filter(None, steps):
+    axes = (f'{axis}={size}' for axis, size in step['mesh'].items() if size > 1)
+    mesh = ', '.join(axes) or 'one device'
+    if 'bytes' not in step:
+      yield f'{mesh} does not fit ({step["why"]})'
+      continue
+    yield (
+      f'{mesh} fits in {gib(step["bytes"])} (temporaries {gib(step["temp_bytes"])}): '
+      f'{step["cycles"] / 1e6:,.1f} M cycles and {1e3 * step["alone_s"]:.1f} ms of '
+      f'collectives, {1e3 * step["step_s"]:,.1f} ms'
+    )
 
 
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{\s*$')
@@ -242,6 +292,7 @@ _COLLECTIVE = re.compile(
   r' ((?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?)\('
   r'|^ +(?:ROOT )?%(async-collective-start)[\w.]* = '
 )
+_RESULT = re.compile(r'\b[a-z]+(\d+)\[([\d,]*)\]')
 
 
 def cycles(text: str, generation: Generation) -> int:
@@ -258,16 +309,26 @@ def cycles(text: str, generation: Generation) -> int:
   return total
 
 
-def collectives(text: str) -> dict[str, int]:
+def collectives(text: str) -> tuple[dict[str, int], int]:
   """Counts the collectives of a program's text by name, as often as they run.
 
   Those that end in '-start' run beside other operations; the others run alone.
+
+  Returns:
+    ({name: how often it runs}, the bytes that pass through a chip while nothing else runs).
+    An all-reduce passes its result twice, and others pass theirs once.
   """
-  counts = Counter()
+  counts, alone = Counter(), 0
   for line, times in _lines(text):
-    if match := _COLLECTIVE.search(line):
-      counts[match[1] or match[2]] += times
-  return dict(sorted(counts.items()))
+    if not (match := _COLLECTIVE.search(line)):
+      continue
+    counts[name := match[1] or match[2]] += times
+    if not name.endswith('-start'):
+      passes = times * (2 if name == 'all-reduce' else 1)
+      for bits, dims in _RESULT.findall(line[: match.start()]):
+        size = math.prod(int(n) for n in dims.split(',') if n)
+        alone += passes * size * int(bits) // 8
+  return dict(sorted(counts.items())), alone
 
 
 def _lines(text: str) -> Iterator[tuple[str, int]]:
