@@ -68,23 +68,35 @@ def test_a_dense_layer_of_heads_is_flax_s(theirs, ours, split):
   np.testing.assert_allclose(ours.apply(params, x), expected, atol=1e-6)
 
 
-# [B, H, W, C], [ph, pw, C, D], [D] of patches.
-PATCHES = (2, 6, 8, 3), (3, 2, 3, 5), (5,)
+# [B, H, W, C], [ph, pw, C, D], [D] of patches whose rows have 6 or 32 numbers.
+SMALL = (2, 6, 8, 3), (3, 2, 3, 5), (5,)
+LARGE = (2, 4, 4, 16), (2, 2, 16, 5), (5,)
 
 
-def test_derivatives_of_patches():
-  args = (normal(*shape) for shape in PATCHES)
-  assert_same_derivatives(layers.embed, layers._convolve, *args)
+def convolve(images, kernel, bias):
+  numbers = ('NHWC', 'HWIO', 'NHWC')
+  y = jax.lax.conv_general_dilated(
+    images, kernel, kernel.shape[:2], 'VALID', dimension_numbers=numbers
+  )
+  return y + bias
 
 
-def test_patches_are_a_convolution_on_tpus():
+@pytest.mark.parametrize('patches', [SMALL, LARGE])
+@pytest.mark.parametrize('embed', [layers.embed, layers._convolve])
+def test_derivatives_of_patches(embed, patches):
+  assert_same_derivatives(embed, convolve, *(normal(*shape) for shape in patches))
+
+
+@pytest.mark.parametrize(('patches', 'channels'), [(SMALL, 3), (LARGE, 32)])
+def test_programs_of_patches(patches, channels):
   def text(platform):
     loss = lambda *args: jnp.sin(layers.embed(*args)).sum()
-    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in PATCHES]
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in patches]
     step = jax.jit(jax.grad(loss, (1, 2))).trace(*args)
     return step.lower(lowering_platforms=(platform,)).as_text()
 
   assert text('tpu').count('stablehlo.convolution') == 2
+  assert f'x{channels}xf32>, tensor<' in re.search('convolution.*', text('tpu'))[0]
   assert 'stablehlo.transpose' not in text('tpu')
   for platform in ('cpu', 'cuda'):
     assert 'stablehlo.convolution' not in text(platform)

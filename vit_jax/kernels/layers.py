@@ -57,6 +57,10 @@ _by_params = choose_by_platform(
 
 
 def _convolve(images, kernel, bias):
+  (B, H, W, C), (ph, pw, _, D) = images.shape, kernel.shape
+  if pw * C >= 32:
+    images = images.reshape(B, H, W // pw, pw * C)
+    kernel = kernel.reshape(ph, 1, pw * C, D)
   numbers = ('NHWC', 'HWIO', 'NHWC')
   y = lax.conv_general_dilated(
     images, kernel, kernel.shape[:2], 'VALID', dimension_numbers=numbers
@@ -73,8 +77,10 @@ def _multiply_patches(images, kernel, bias):
 
 # Projects each patch of images [B, H, W, C] and returns [B, H / ph, W / pw, D]. The kernel is
 # [ph, pw, C, D] and the bias [D] or None, all of one dtype. On TPUs it is a convolution,
-# because cutting images into patches would move every pixel and take longer than the product.
-# Elsewhere it is a product, because the gradient of the convolution is slow on CPUs.
+# because to cut images into patches would move every pixel. Its channels are the rows of a
+# patch, because three colours would fill 3 of the 128 rows of a matrix unit; rows of 4 or 8
+# pixels take longer to make than they save (benchmarks/NOTES.md). Elsewhere it is a product,
+# because CPUs are slow to differentiate a convolution.
 embed = choose_by_platform(tpu=_convolve, default=_multiply_patches)
 
 

@@ -209,14 +209,15 @@ def _compile_step(config: dict, record: dict, mesh, where: str) -> dict:
   from vit_jax.train import runtime
 
   name, shape = parse(where)
+  trainer = recipe.trainer(config, record, mesh)
   generation, sizes = GENERATIONS[name], dict(mesh.shape)
   # The described devices cannot run anything, and so cannot verify kernels. Use all kernels.
   used = kernels.using(*kernels.KERNELS)
   read = lambda program: {'text': program.as_text(), **runtime.memory(program)}
   try:
     with jax.set_mesh(mesh), used, runtime.report_out_of_memory(OutOfMemory):
-      lowered = recipe.trainer(config, record, mesh).lower()
-      memory = compiled(lowered, where, read, sharding.compiler_options(mesh))
+      options = sharding.compiler_options(mesh)
+      memory = compiled(trainer.lower(), where, read, options)
   except OutOfMemory as error:
     return {'mesh': sizes, 'why': str(error)}
   program = memory.pop('text')
