@@ -154,6 +154,8 @@ def test_kernels_are_traced_once_for_all_layers_of_one_shape():
     # class token has a kernel of its first norm alone; the final norm is in float32.
     ('vit:mu/8', dict(depth=2, width=128), 8),
     ('vit:mu/8', dict(depth=2, width=128, classifier='gap'), 12),
+    # A scan computes the norms of its block again, but not the attention.
+    ('vit:mu/8', dict(depth=2, width=128, classifier='gap', scan=True), 8),
     ('mvit', models.family('mvit').tiny[0], 2 * 2),
   ],
 )

@@ -3,7 +3,8 @@
 XLA moves the scores [B, M, N, S] of softmax(q k^T) v through memory several times. Here a
 grid step holds a block of an image's queries, and all keys and values for some of its heads.
 Because it has all keys, no statistics are carried from block to block. The derivative stores
-no scores: it recomputes them from q and k. Softmax is in float32. docs/speed.md compares the
+no scores: it recomputes them from q and k, and weights from them and the log-sum-exp of
+every query, one number a head. Softmax is in float32. docs/speed.md compares the
 kernels with XLA's program.
 """
 
@@ -16,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from vit_jax.kernels import split, tpus
+from vit_jax.kernels import ATTENDED, split, tpus
 
 LANES = 128  # Lanes in a vector register; a matrix unit has at least as many.
 
@@ -138,13 +140,16 @@ def _attend(inputs, bias, plan):
 
 
 def _attend_fwd(inputs, bias, plan):
-  return _attend(inputs, bias, plan), (inputs, bias)
+  kinds = 'qkk' + 'bp' * bool(bias)
+  out, logs = _call(_forward, plan, (*inputs, *bias), kinds, 'ql')
+  # A policy of `jax.checkpoint` that keeps the result has to keep these, too.
+  return out, (inputs, bias, checkpoint_name(logs, ATTENDED))
 
 
 def _attend_bwd(plan, residuals, dout):
-  inputs, bias = residuals
-  kinds = ('qkkqbp', 'qkkb') if bias else ('qkkq', 'qkk')
-  dq, dk, dv, *dbias = _call(_backward, plan, (*inputs, dout, *bias), *kinds)
+  inputs, bias, logs = residuals
+  kinds = ('qkkqlbp', 'qkkb') if bias else ('qkkql', 'qkk')
+  dq, dk, dv, *dbias = _call(_backward, plan, (*inputs, dout, logs, *bias), *kinds)
   constant = [jnp.zeros_like(places) for places in bias[1:]]
   return (dq, dk, dv), (*dbias, *constant)
 
@@ -162,6 +167,7 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
   Args:
     kinds, out_kinds: a letter for each argument and result. 'q' is [B, N, lanes], 'k' is
       [B, S, lanes], and 'b' and 'p' are the factors of the bias, [B, N, R] and [1, S, R].
+      'l' is float32 [B, groups, heads of a group, N], log2 of softmax's sums of exp.
   """
   like = dict(zip(kinds, arrays, strict=True))
   (batch, queries, width), keys = like['q'].shape, like['k'].shape[1]
@@ -173,7 +179,10 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
     'k': pl.BlockSpec((1, keys, lanes), lambda b, h, i: (b, 0, h)),
     'b': pl.BlockSpec((1, rows, added), lambda b, h, i: (b, i, 0)),
     'p': pl.BlockSpec((1, keys, added), lambda b, h, i: (0, 0, 0)),
+    'l': pl.BlockSpec((1, 1, lanes // plan.head, rows), lambda b, h, i: (b, h, 0, i)),
   }
+  groups, heads = width // lanes, lanes // plan.head
+  like['l'] = jax.ShapeDtypeStruct((batch, groups, heads, queries), jnp.float32)
   out_shape = [jax.ShapeDtypeStruct(like[k].shape, like[k].dtype) for k in out_kinds]
   # The derivative recomputes the scores, so it has more products.
   channels = 2 * width + added if forward else 5 * width + 2 * added
@@ -202,23 +211,37 @@ def _call(kernel, plan: Plan, arrays, kinds: str, out_kinds: str) -> list[jax.Ar
 
 
 def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
-  """Computes a grid step. `refs` has the factors of the bias, if any, and the result."""
-  *bias_refs, out_ref = refs
+  """Computes a grid step.
+
+  `refs` are the factors of the bias, if any, then the result, and for a derivative the
+  logarithms of softmax's sums.
+  """
+  bias_refs, (out_ref, *logs_ref) = refs[: 2 * biased], refs[2 * biased :]
   del queries  # Rows beyond the last query are computed but not written.
-  out = _Sum(out_ref)
-  for head, span in _heads(plan.head, plan.lanes):
+  out, scale = _Sum(out_ref), plan.head**-0.5 * math.log2(math.e)
+  # Statistics of all heads, each in a lane of its own, so that one transposition does.
+  number = lax.broadcasted_iota(jnp.int32, (plan.rows, LANES), 1)
+  highs, totals = jnp.zeros(number.shape), jnp.ones(number.shape)
+  for at, (head, span) in enumerate(_heads(plan.head, plan.lanes)):
     q, k, v = (ref[0, :, span] for ref in (q_ref, k_ref, v_ref))
     scores = _dot(_only(q, head, span), k, (1, 1))
     if biased:
       bias, places = (ref[0] for ref in bias_refs)
       scores += _dot(bias, places, (1, 1))
-    weights = _exp(scores - scores.max(1, keepdims=True), plan.head**-0.5)
+    highest = scores.max(1, keepdims=True)
+    weights = jnp.exp2((scores - highest) * scale)
     total = weights.sum(1, keepdims=True)
     average = _dot(weights.astype(v.dtype), _only(v, head, span), (1, 0))
     out.add(average * _reciprocal(total), head, span)
+    if logs_ref:
+      highs = jnp.where(number == at, highest, highs)
+      totals = jnp.where(number == at, total, totals)
+  if logs_ref:
+    logs = highs * scale + jnp.log2(totals)
+    logs_ref[0][0, 0] = logs.T[: plan.lanes // plan.head]
 
 
-def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
+def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, logs_ref, *refs):
   """Computes the gradients of a grid step.
 
   `refs` are the factors of the bias, if any, then the results, then the sums over blocks.
@@ -228,10 +251,10 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
   else:
     dq_ref, dk_ref, dv_ref, *sums = refs
   dk_sum, dv_sum = sums or (None, None)
-  scale = plan.head**-0.5
+  scale, log2e = plan.head**-0.5, math.log2(math.e)
   dq, dk = _Sum(dq_ref, scale), _Sum(dk_ref, scale, dk_sum)
   dv = _Sum(dv_ref, total=dv_sum)
-  for head, span in _heads(plan.head, plan.lanes):
+  for at, (head, span) in enumerate(_heads(plan.head, plan.lanes)):
     q, g = (_existing(ref[0, :, span], queries) for ref in (q_ref, g_ref))
     k, v = (ref[0, :, span] for ref in (k_ref, v_ref))
     q, g = _only(q, head, span), _only(g, head, span)
@@ -240,11 +263,10 @@ def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, *refs):
     if biased:
       bias, places = _existing(bias_ref[0], queries), places_ref[0]
       scores += _dot(places, bias, (1, 1))
-    weights = _exp(scores - scores.max(0, keepdims=True), scale)
-    norm = _reciprocal(weights.sum(0, keepdims=True))
+    logs = _existing(logs_ref[0, 0, at : at + 1], queries, axis=1)
+    weights = jnp.exp2(scores * (scale * log2e) - logs)
     dweights = _dot(v, g, (1, 1))
-    mean = (weights * dweights).sum(0, keepdims=True) * norm
-    weights *= norm
+    mean = (weights * dweights).sum(0, keepdims=True)
     dscores = (weights * (dweights - mean)).astype(q.dtype)
     dk.add(_dot(dscores, q, (1, 0)), head, span)
     dv.add(_dot(weights.astype(q.dtype), g, (1, 0)), head, span)
@@ -275,13 +297,14 @@ def _only(x, head: slice, span: slice):
   return jnp.where((lane >= head.start) & (lane < head.stop), x, jnp.zeros_like(x))
 
 
-def _existing(x, queries: int):
-  """Zeroes the rows of the last block that lie beyond the last query."""
-  if queries % len(x) == 0:
+def _existing(x, queries: int, axis: int = 0):
+  """Zeroes what lies beyond the last query in the last block; `axis` is that of queries."""
+  size = x.shape[axis]
+  if queries % size == 0:
     return x
-  row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
-  left = queries - pl.program_id(2) * len(x)
-  return jnp.where(row < left, x, jnp.zeros_like(x))
+  query = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+  left = queries - pl.program_id(2) * size
+  return jnp.where(query < left, x, jnp.zeros_like(x))
 
 
 class _Sum:
@@ -323,14 +346,6 @@ def _dot(a, b, over: tuple[int, int]):
   return lax.dot_general(
     a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32
   )
-
-
-def _exp(x, scale: float):
-  """Returns exp(scale x), with one product where exp(scale * x) would have two.
-
-  Queries are not scaled: bfloat16 would round them again, unless heads have 4^n channels.
-  """
-  return jnp.exp2(x * (scale * math.log2(math.e)))
 
 
 def _reciprocal(total):
