@@ -27,6 +27,10 @@ to the preprocessing of training, such as three_augment or randaug.
 With --config.tune.method=linear, a head alone, the rate is 0.1. epochs=N sets the length in
 passes over the images; a tenth is then warmup.
 
+teacher=SOURCE learns from a classifier of the same classes instead of labels, as "A good teacher
+is patient and consistent" (arXiv 2106.05237): both see the same crop of the same mixed images.
+It takes long: set steps or epochs.
+
 A folder trains 500 steps of 64 images. If it holds only the classes, add
 train=train[:90%],val=train[90%:]. Digits, which the paper does not have, train 1,000 steps of
 64 images at rate 0.03 and 32 px, with labels smoothed by 0.1 as in configs/digits.py. res=N
@@ -81,6 +85,8 @@ def get_config(arg=None):
     arg,
     debug=DEBUG,
     weights='b16-i21k',
+    # Whose predictions to learn instead of labels.
+    teacher='',
     data='cifar10',
     train='',
     val='',
@@ -161,7 +167,9 @@ def get_config(arg=None):
   c.task = dict(name='classify', loss=arg.loss or ('sigmoid' if several else 'softmax'))
   if arg.class_weights:
     c.task.class_weights = arg.class_weights
-  if digits:
+  if arg.teacher:
+    c.task.update(name='distill', teacher=arg.teacher, mixup=1.0)
+  elif digits:
     c.task.label_smoothing = 0.1
   c.optim = dict(
     name='sgd',

@@ -67,7 +67,8 @@ def refuse_changes(config: dict, older: dict, workdir: Path) -> None:
     if pair[0] != pair[1]:
       changed[f'data.{key}'] = pair
   allowed = [*NEUTRAL, *config['resume_allow']]
-  # The source may differ, because frozen parameters are compared bit by bit anyway.
+  # A source may differ, because frozen parameters are compared bit by bit anyway.
+  allowed.append('task.teacher.source')
   if config['tune']['method'] != 'full':
     allowed.append('weights.source')
   refused = {
