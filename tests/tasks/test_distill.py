@@ -128,7 +128,7 @@ def test_the_teacher_sees_mixed_images():
     'label': jnp.arange(6),
     'weight': jnp.full(6, 1 / 6),
   }
-  mixed = task.prepare(batch, jax.random.key(4))
+  mixed = task.prepare(batch, jax.random.key(4), None)
   assert not np.array_equal(mixed['image'], batch['image'])
   loss, (metrics, _) = task.loss(variables, mixed, jax.random.key(5))
   ours, _ = model.apply(variables, mixed['image'])

@@ -200,7 +200,7 @@ class DistillFeatures:
     own['distill']['project'] = {'kernel': kernel, 'bias': jnp.zeros(shape[1])}
     return {**variables, 'params': {**variables['params'], **own}}
 
-  def prepare(self, batch: dict, rng) -> dict:
+  def prepare(self, batch: dict, rng, state) -> dict:
     return batch
 
   def loss(self, variables, batch: dict, rng):

@@ -1,0 +1,109 @@
+"""Runs that learn from a teacher: what they write, how they resume, what they refuse."""
+
+import json
+
+import pytest
+
+import vit_jax
+from tests.support import GOLDEN, naming, runs
+from vit_jax import trees
+from vit_jax.errors import UserError
+
+# The student sees 16 x 16 pixels of another range, the teacher 8 x 8.
+STUDENT = (
+  *runs.SHORT,
+  'model.patch_size=(4,4)',
+  "data.pp=resize(16, method='bicubic', rounding='nearest')|value_range(0, 1)",
+  'optim.accum=2',
+)
+EVALS = {'test': runs.EVALS['test'] | {'data': runs.TEST | {'pp': STUDENT[-2][8:]}}}
+
+
+def distil(folder, teacher, *changes, name='distill', evals=EVALS):
+  task = dict(name=name, teacher=str(teacher))
+  return runs.run(folder, *STUDENT, *changes, task=task, evals=evals)
+
+
+@pytest.fixture(scope='module')
+def distilled(reference, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('distilled')
+  with pytest.MonkeyPatch.context() as patch:
+    runs.on_one_device(patch)
+    status, rows = distil(folder, reference)
+  runs.assert_finished(status, rows, EVALS)
+  return folder
+
+
+def test_a_run_says_who_its_teacher_is(distilled, reference):
+  config = json.loads((distilled / 'config.json').read_text())
+  section = config['task']['teacher']
+  assert section.pop('model')['width'] == 16
+  # [0, 1] becomes [-1, 1].
+  expected = {'source': str(reference), 'image_size': [8, 8], 'scale': [2.0]}
+  assert section == expected | {'shift': [-1.0]}
+  assert {'train/loss', 'train/agreement'} <= runs.rows(distilled)[0].keys()
+
+
+def test_the_loaded_run_is_the_student(distilled):
+  loaded = vit_jax.load(str(distilled))
+  assert 'distill' not in loaded.params
+  assert loaded.image_size == (16, 16)
+  names = {path.name for path in (distilled / 'checkpoints' / '4').rglob('*')}
+  assert not any('teacher' in name for name in names)
+  averaged = vit_jax.load(str(distilled), ema=True)
+  assert trees.flatten(averaged.params).keys() == trees.flatten(loaded.params).keys()
+
+
+def test_a_killed_run_ends_with_the_same_bits(
+  distilled, reference, tmp_path, one_device
+):
+  folder = runs.killed(distilled, tmp_path / 'run')
+  distil(folder, reference)
+  runs.assert_same(distilled, folder)
+
+
+def test_another_teacher_is_refused(distilled, reference, tmp_path, one_device):
+  folder = runs.killed(distilled, tmp_path / 'run')
+  other = f'{reference}@{runs.EVAL_EVERY}'
+  with pytest.raises(UserError, match=naming('config.task.teacher', 'distill/teacher')):
+    distil(folder, other)
+
+
+def test_features_of_a_teacher_are_learned_without_labels(
+  reference, tmp_path, one_device
+):
+  evals = {
+    'few': dict(
+      type='fewshot',
+      datasets={'digits': dict(source='digits', train='train[:200]', test='test[:40]')},
+      pp=EVALS['test']['data']['pp'],
+      batch_size=40,
+      shots=[2],
+      seeds=[0],
+    )
+  }
+  options = dict(name='distill_features', evals=evals)
+  status, rows = distil(tmp_path, reference, 'checkpoint.best=None', **options)
+  runs.assert_finished(status, rows, evals)
+  loaded = vit_jax.load(str(tmp_path))
+  assert loaded.model.num_classes is None
+  assert 'distill' not in loaded.params
+
+
+@pytest.mark.parametrize(
+  ('source', 'more', 'facts'),
+  [
+    ('vit_google_token.npz', (), ('vit_google_token.npz', '3-channel', '1')),
+    ('dinov2_hf', ('data.pp=decode(3)|value_range(-1, 1)',), ('name=distill_features',)),
+    ('none.npz', (), ('config.task.teacher', 'none.npz')),
+    ('run', ('data.pp=value_range(-1, 1, 1, 255)',), ('config.data.pp', 'value_range')),
+    ('run', ('data.classes=[1,2]',), ("2 classes, '1', '2'", "10 classes, '0'")),
+    ('run', ('data.classes=[1,0,2,3,4,5,6,7,8,9]',), ('same order', "'1', '0', '2'")),
+  ],
+)
+def test_teachers_that_do_not_fit_are_refused(
+  source, more, facts, reference, tmp_path, one_device
+):
+  teacher = reference if source == 'run' else GOLDEN / source
+  with pytest.raises(UserError, match=naming(*facts)):
+    distil(tmp_path, teacher, 'checkpoint.best=None', *more, evals={})
