@@ -18,7 +18,9 @@ DEBUG = dict(epochs=0.5, batch=64, warmup=5)
 
 
 def get_config(arg=None):
-  arg = parse_arg(arg, debug=DEBUG, seed=0, epochs=50.0, batch=128, warmup=20, teacher='')
+  arg = parse_arg(
+    arg, debug=DEBUG, seed=0, epochs=50.0, batch=128, warmup=20, teacher=''
+  )
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
   c.epochs = arg.epochs

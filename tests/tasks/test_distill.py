@@ -151,7 +151,9 @@ def test_features_are_compared_by_their_angle():
   y = task.teacher(variables['params'], images)[1]['pre_logits']
   assert (x.shape, y.shape) == ((6, 12), (6, 12))
   unit = lambda v: v / np.linalg.norm(v, axis=-1, keepdims=True)
-  assert loss == pytest.approx(1 - float(np.sum(unit(x) * unit(y), -1).mean()), rel=1e-5)
+  assert loss == pytest.approx(
+    1 - float(np.sum(unit(x) * unit(y), -1).mean()), rel=1e-5
+  )
   assert (metrics, stats) == ({'loss': loss}, {})
 
 

@@ -94,7 +94,11 @@ def test_features_of_a_teacher_are_learned_without_labels(
   ('source', 'more', 'facts'),
   [
     ('vit_google_token.npz', (), ('vit_google_token.npz', '3-channel', '1')),
-    ('dinov2_hf', ('data.pp=decode(3)|value_range(-1, 1)',), ('name=distill_features',)),
+    (
+      'dinov2_hf',
+      ('data.pp=decode(3)|value_range(-1, 1)',),
+      ('name=distill_features',),
+    ),
     ('none.npz', (), ('config.task.teacher', 'none.npz')),
     ('run', ('data.pp=value_range(-1, 1, 1, 255)',), ('config.data.pp', 'value_range')),
     ('run', ('data.classes=[1,2]',), ("2 classes, '1', '2'", "10 classes, '0'")),

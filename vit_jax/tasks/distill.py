@@ -66,7 +66,9 @@ class Teacher:
         pixels into those of the teacher.
     """
     if isinstance(section, str):
-      raise ValueError(f'teacher={section!r}: its model is not known before a run starts')
+      raise ValueError(
+        f'teacher={section!r}: its model is not known before a run starts'
+      )
     dtype = student.fields().get('dtype', jnp.float32)
     self.model = models.build(**section['model']).change(dtype=dtype)
     self.image_size = tuple(section['image_size'])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax import tasks, trees, weights
+from vit_jax import tasks, weights
 from vit_jax.check import prefix_errors
 from vit_jax.errors import UserError
 from vit_jax.evaluators import class_match
@@ -76,7 +76,9 @@ def _check_classes(header: weights.Header, config: dict) -> None:
   if names and theirs and not differ:
     differ = class_match.ids(names) != class_match.ids(theirs[: len(names)])
   if differ:
-    show = lambda n, x: f'{n} classes, {", ".join(map(repr, (x or ["unnamed"])[:3]))}, ...'
+    show = lambda n, x: (
+      f'{n} classes, {", ".join(map(repr, (x or ["unnamed"])[:3]))}, ...'
+    )
     raise UserError(
       f'{header.source} has {show(own, theirs)}, and the data has {show(number, names)}: a '
       'teacher has the same classes in the same order. Fine-tune it on such data first.'
