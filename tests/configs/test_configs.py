@@ -133,6 +133,18 @@ def test_a_folder_without_its_format_is_refused_by_detect(data, tmp_path):
     config.load(f'configs/detect.py:data={data.format(tmp_path)}')
 
 
+@pytest.mark.parametrize(
+  ('arg', 'facts'),
+  [
+    ('aspect=-1', ('aspect=-1.0',)),
+    ('task=detect,masks=True', ('masks=True', 'task=rcnn')),
+  ],
+)
+def test_arguments_of_detect_that_do_not_fit_are_refused(arg, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    config.load(f'configs/detect.py:debug,{arg}')
+
+
 def named(c):
   """Returns a config; with a model if its weights would name it."""
   if not c.get('weights') or 'name' in c['model']:

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import GOLDEN, naming
-from vit_jax import models
+from tests.support import GOLDEN, naming, tuning
+from vit_jax import models, sharding, trees
 from vit_jax.tasks.distill import Distill, DistillFeatures, kl, soft
+from vit_jax.train.trainer import Trainer
 
 FIELDS = dict(patch_size=(4, 4), width=8, depth=1, mlp_dim=8, num_heads=2)
 SECTION = {
@@ -175,3 +176,40 @@ def test_features_need_a_whole_student():
   model = SimpleNamespace(untuned=None)
   with pytest.raises(ValueError, match=naming('config.tune.method=full')):
     DistillFeatures(model, SPEC, teacher=SECTION)
+
+
+def step_of(mesh, accum):
+  """Returns (loss, parameters after a step, sharding of a kernel of the teacher)."""
+  model = {**SECTION['model'], 'mlp_dim': 8192}
+  config = {
+    'model': SECTION['model'],
+    'optim': dict(name='sgd', lr=0.1, accum=accum),
+    'task': dict(name='distill', teacher={**SECTION, 'model': model}, mixup=1.0),
+    'steps': 3,
+  }
+  shapes = {'image': (16, 8, 8, 2), 'label': (16,), 'mask': (16,)}
+  spec = {k: jax.ShapeDtypeStruct(x, np.float32) for k, x in shapes.items()}
+  spec['label'] = jax.ShapeDtypeStruct((16,), np.int32)
+  trainer = Trainer(config, spec, mesh)
+  state = trainer.init(tuning.random(trainer.abstract_params))
+  rng = np.random.default_rng(0)
+  batch = {key: rng.normal(size=x).astype(np.float32) for key, x in shapes.items()}
+  batch |= {'label': np.arange(16, dtype=np.int32) % 9, 'mask': np.ones(16, np.float32)}
+  with jax.set_mesh(mesh):
+    batch = sharding.global_batch(batch, mesh)
+    after, metrics = jax.jit(trainer.step)(state, batch)
+  kernel = trees.flatten(after.frozen)[KERNEL]
+  return float(metrics['loss']), jax.device_get(after.params), kernel.sharding.spec
+
+
+KERNEL = 'distill/teacher/Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel'
+
+
+def test_eight_devices_and_micro_batches_give_the_same_step():
+  loss, params, _ = step_of(sharding.make_mesh(devices=jax.devices()[:1]), 1)
+  other, others, spec = step_of(sharding.make_mesh(2, 4), 2)
+  assert other == pytest.approx(loss, rel=1e-5)
+  for name, x in trees.flatten(params).items():
+    np.testing.assert_allclose(trees.flatten(others)[name], x, atol=1e-5, err_msg=name)
+  assert 'fsdp' in spec
+  assert not any(name.startswith('distill') for name in trees.flatten(params))

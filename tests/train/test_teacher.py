@@ -64,7 +64,7 @@ def test_a_killed_run_ends_with_the_same_bits(
 
 def test_another_teacher_is_refused(distilled, reference, tmp_path, one_device):
   folder = runs.killed(distilled, tmp_path / 'run')
-  other = f'{reference}@{runs.EVAL_EVERY}'
+  other = f'{reference}@20'
   with pytest.raises(UserError, match=naming('config.task.teacher', 'distill/teacher')):
     distil(folder, other)
 
@@ -95,7 +95,7 @@ def test_features_of_a_teacher_are_learned_without_labels(
   [
     ('vit_google_token.npz', (), ('vit_google_token.npz', '3-channel', '1')),
     (
-      'dinov2_hf',
+      'dinov3_hf',
       ('data.pp=decode(3)|value_range(-1, 1)',),
       ('name=distill_features',),
     ),
