@@ -5,8 +5,8 @@ import json
 import pytest
 
 import vit_jax
-from tests.support import GOLDEN, naming, runs
-from vit_jax import trees
+from tests.support import GOLDEN, image_folder, naming, runs
+from vit_jax import config, trees
 from vit_jax.errors import UserError
 
 # The student sees 16 x 16 pixels of another range, the teacher 8 x 8.
@@ -35,8 +35,8 @@ def distilled(reference, tmp_path_factory):
 
 
 def test_a_run_says_who_its_teacher_is(distilled, reference):
-  config = json.loads((distilled / 'config.json').read_text())
-  section = config['task']['teacher']
+  written = json.loads((distilled / 'config.json').read_text())
+  section = written['task']['teacher']
   assert section.pop('model')['width'] == 16
   # [0, 1] becomes [-1, 1].
   expected = {'source': str(reference), 'image_size': [8, 8], 'scale': [2.0]}
@@ -88,6 +88,30 @@ def test_features_of_a_teacher_are_learned_without_labels(
   loaded = vit_jax.load(str(tmp_path))
   assert loaded.model.num_classes is None
   assert 'distill' not in loaded.params
+
+
+def test_images_without_labels_get_the_classes_of_the_teacher(
+  reference, tmp_path, one_device
+):
+  image_folder.write_noise(tmp_path / 'data', [f'train/any/{i}.png' for i in range(8)])
+  more = (f'data.source={tmp_path}/data', 'checkpoint.best=None')
+  pp = "data.pp=decode(1)|resize(8, rounding='nearest')|value_range(-1, 1)"
+  for steps in (2, 4):
+    last = (f'steps={steps}', 'resume_allow=steps')
+    distil(tmp_path / 'run', reference, *more, pp, *last, evals={})
+  loaded = vit_jax.load(str(tmp_path / 'run'))
+  assert (loaded.step, loaded.model.num_classes) == (4, 10)
+  assert loaded.class_names == [str(i) for i in range(10)]
+
+
+@pytest.mark.parametrize('recipe', ['deit_i1k', 'digits', 'finetune'])
+def test_recipes_start_with_a_teacher(recipe, reference, tmp_path, monkeypatch):
+  runs.on_one_device(monkeypatch)
+  monkeypatch.chdir(runs.ROOT)
+  # The recipes of ImageNet take digits as colour images.
+  teacher = GOLDEN / 'vit_google_token.npz' if recipe == 'deit_i1k' else reference
+  c = config.load(f'configs/{recipe}.py:debug,teacher={teacher}')
+  runs.until_the_first_step(monkeypatch, c, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,27 @@ def complete(config: dict, older: dict | None) -> dict:
   if older:
     section = older['task'].get('teacher')
     section = {**section, 'source': source} if section else source
+    classes = older['model']['num_classes'], older['resolved']['class_names']
   else:
     with prefix_errors(_WHERE):
-      section = {'source': source, **_describe(weights.read_header(source), config)}
-  return {**config, 'task': {**config['task'], 'teacher': section}}
+      header = weights.read_header(source)
+      section = {'source': source, **_describe(header, config)}
+    classes = header.fields.get('num_classes'), header.class_names
+  config = {**config, 'task': {**config['task'], 'teacher': section}}
+  if not _is_unlabelled(config):
+    return config
+  number, names = classes
+  model = {**config['model'], 'num_classes': number}
+  return {
+    **config,
+    'model': model,
+    'resolved': {**config['resolved'], 'class_names': names},
+  }
+
+
+def _is_unlabelled(config: dict) -> bool:
+  """Whether images have no labels, but one class for all: that is how a folder has them."""
+  return config['model']['num_classes'] == 1 and config['task'].get('weight', 1) == 1
 
 
 def _describe(header: weights.Header, config: dict) -> dict:
@@ -72,8 +89,8 @@ def _check_classes(header: weights.Header, config: dict) -> None:
       'features with config.task.name=distill_features.'
     )
   names, theirs = config['resolved']['class_names'], header.class_names
-  differ = number != own
-  if names and theirs and not differ:
+  differ = number != own and not _is_unlabelled(config)
+  if names and theirs and number == own:
     differ = class_match.ids(names) != class_match.ids(theirs[: len(names)])
   if differ:
     show = lambda n, x: (
