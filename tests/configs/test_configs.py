@@ -159,7 +159,7 @@ def named(c):
 def test_the_recipe_itself_is_sound(path):
   c = schema.check(named(config.load(str(path))))
   model = models.build(**{'num_classes': 10, **c['model']})
-  size = re.search(r'(?:crop|resize)\((\d+)', c['data']['pp'])
+  size = re.search(r'(?:crop|resize|resize_as_weights)\((\d+)', c['data']['pp'])
   # One block of each stage is traced, not forty.
   body = model
   while body.backbone:
