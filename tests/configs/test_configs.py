@@ -64,6 +64,7 @@ RCNN = [
     ),
     'rcnn_digits',
     'detect.py:debug,masks=True',
+    f'mae_finetune_i1k.py:debug,probe=True,weights={GOLDEN}/mae_hf,res=32',
     *(f'rcnn_coco.py:debug,variant={variant}' for variant in RCNN),
   ],
 )

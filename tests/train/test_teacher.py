@@ -1,6 +1,7 @@
 """Runs that learn from a teacher: what they write, how they resume, what they refuse."""
 
 import json
+import re
 
 import pytest
 
@@ -8,6 +9,7 @@ import vit_jax
 from tests.support import GOLDEN, image_folder, naming, runs
 from vit_jax import config, trees
 from vit_jax.errors import UserError
+from vit_jax.tools.inspect import source
 
 # The student sees 16 x 16 pixels of another range, the teacher 8 x 8.
 STUDENT = (
@@ -44,12 +46,15 @@ def test_a_run_says_who_its_teacher_is(distilled, reference):
   assert {'train/loss', 'train/agreement'} <= runs.rows(distilled)[0].keys()
 
 
-def test_the_loaded_run_is_the_student(distilled):
+def test_the_loaded_run_is_the_student(distilled, reference):
   loaded = vit_jax.load(str(distilled))
   assert 'distill' not in loaded.params
   assert loaded.image_size == (16, 16)
   names = {path.name for path in (distilled / 'checkpoints' / '4').rglob('*')}
   assert not any('teacher' in name for name in names)
+  text = source.render(source.describe(str(distilled), {}))
+  assert re.search(rf'teacher +{reference}\n', text)
+  assert 'distill/' not in text
   averaged = vit_jax.load(str(distilled), ema=True)
   assert trees.flatten(averaged.params).keys() == trees.flatten(loaded.params).keys()
 
@@ -115,7 +120,7 @@ def test_recipes_start_with_a_teacher(recipe, reference, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('source', 'more', 'facts'),
+  ('place', 'more', 'facts'),
   [
     ('vit_google_token.npz', (), ('vit_google_token.npz', '3-channel', '1')),
     (
@@ -130,8 +135,8 @@ def test_recipes_start_with_a_teacher(recipe, reference, tmp_path, monkeypatch):
   ],
 )
 def test_teachers_that_do_not_fit_are_refused(
-  source, more, facts, reference, tmp_path, one_device
+  place, more, facts, reference, tmp_path, one_device
 ):
-  teacher = reference if source == 'run' else GOLDEN / source
+  teacher = reference if place == 'run' else GOLDEN / place
   with pytest.raises(UserError, match=naming(*facts)):
     distil(tmp_path, teacher, 'checkpoint.best=None', *more, evals={})

@@ -9,6 +9,7 @@ from vit_jax import evaluators, trees
 from vit_jax.checkpoint.checkpoints import FROZEN, Checkpoints
 from vit_jax.checkpoint.storage import Damaged
 from vit_jax.errors import UserError
+from vit_jax.tasks.distill import TEACHER
 
 
 class Steps:
@@ -47,13 +48,15 @@ class Steps:
   def shapes(self, step: int) -> dict[str, tuple[list[int], bool]]:
     """Returns {parameter: (shape, whether the run stores it)}; {} for a damaged step.
 
-    Parameters that are not stored were not trained: see `checkpoint.checkpoints`.
+    Parameters that are not stored were not trained: see `checkpoint.checkpoints`. Those of a
+    teacher are left out.
     """
     leaves = (self._manifests[step] or {'leaves': {}})['leaves']
     return {
       name.partition('/')[2]: (shape, name.startswith('params/'))
       for name, (shape, *_) in leaves.items()
       if name.startswith(('params/', FROZEN))
+      and not name.startswith(f'{FROZEN}{TEACHER}')
     }
 
   def own_shapes(self, step: int, key: str) -> dict[str, list[int]]:
