@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax import tasks, weights
+from vit_jax import models, tasks, weights
 from vit_jax.check import prefix_errors
 from vit_jax.errors import UserError
 from vit_jax.evaluators import class_match
@@ -59,18 +59,19 @@ def _describe(header: weights.Header, config: dict) -> dict:
       f'{header.source} takes {header.channels}-channel images, but config.data.pp gives '
       f'{channels}.'
     )
+  models.build(header.family, **header.fields).check_outputs('classes', header.source)
   if tasks.class_of(config).CLASSES:
     _check_classes(header, config)
   size = header.usual_size()
-  pp = config['data']['pp']
-  if (ours := pipelines.read_levels(pp)) is None:
-    raise UserError(
-      f'config.data.pp={pp!r} has no value_range(lo, hi), so the pixels that '
-      f'{header.source} takes cannot be computed.'
-    )
-  # The teacher's own pipeline names the range of its pixels, if only by default.
-  theirs = pipelines.read_levels(pipelines.build(header, size))
-  (mean, std), (own_mean, own_std) = np.array(ours), np.array(theirs)
+  levels = []
+  for pp in (config['data']['pp'], pipelines.build(header, size)):
+    if (pair := pipelines.read_levels(pp)) is None:
+      raise UserError(
+        f'The pixels that {header.source} takes cannot be computed: {pp!r} has no '
+        'value_range(lo, hi).'
+      )
+    levels.append(np.array(pair))
+  (mean, std), (own_mean, own_std) = levels
   of_channels = lambda x: x[:channels].tolist()
   return {
     'model': {'name': header.family, **header.fields},
@@ -88,18 +89,20 @@ def _check_classes(header: weights.Header, config: dict) -> None:
       f'{header.source} has no classes: fine-tune it on such data first, or learn its '
       'features with config.task.name=distill_features.'
     )
+  if _is_unlabelled(config):
+    return
   names, theirs = config['resolved']['class_names'], header.class_names
-  differ = number != own and not _is_unlabelled(config)
-  if names and theirs and number == own:
-    differ = class_match.ids(names) != class_match.ids(theirs[: len(names)])
-  if differ:
-    show = lambda n, x: (
-      f'{n} classes, {", ".join(map(repr, (x or ["unnamed"])[:3]))}, ...'
-    )
-    raise UserError(
-      f'{header.source} has {show(own, theirs)}, and the data has {show(number, names)}: a '
-      'teacher has the same classes in the same order. Fine-tune it on such data first.'
-    )
+  pairs = list(zip(*map(class_match.ids, (names or [], theirs or [])), strict=False))
+  if number != own:
+    why = f'it has {own} classes, and the data has {number}'
+  elif wrong := [pair for pair in pairs if pair[0] != pair[1]]:
+    why = f'class {pairs.index(wrong[0])} is {wrong[0][1]!r}, and {wrong[0][0]!r} in the data'
+  else:
+    return
+  raise UserError(
+    f'{header.source}: {why}: a teacher has the same classes in the same order. Fine-tune it '
+    'on such data first.'
+  )
 
 
 def read(trainer, config: dict) -> dict[str, np.ndarray]:
