@@ -93,7 +93,7 @@ def get_config(arg=None):
   if small:
     heads = dict(outputs=512, hidden=256, bottleneck=64)
     c.task.update(head=heads, temperature_warmup=200)
-    depth, lr, options['ema'] = c.model.depth, arg.lr or 1e-3, 0.99
+    depth, lr, options['ema'] = c.model.depth, arg.lr or 2e-3, 0.99
   else:
     del c.epochs
     c.steps = round(epochs * STEPS)

@@ -9,11 +9,12 @@ import pytest
 
 import vit_jax
 from tests.support import GOLDEN, naming, runs
-from vit_jax import config, models, optim, sharding, tasks, trees
+from vit_jax import config, models, optim, sharding, tasks, trees, weights
 from vit_jax.errors import Diverged, UserError
 from vit_jax.learn import dino
 from vit_jax.learn.block_masks import draw_mask, draw_masks
 from vit_jax.learn.files import dino as rules_of
+from vit_jax.nn.stack import depth_rates
 from vit_jax.optim.schedules import half_cosine
 from vit_jax.train.step import State, gradients, init_state, make_step
 from vit_jax.weights import rename
@@ -247,9 +248,10 @@ def assert_terms(name: str, metrics: dict, prefix: str):
     return
   # The authors log halves of two terms.
   pairs = {
-    'dino': d[f'{prefix}dino_local_crops_loss'] + d[f'{prefix}dino_global_crops_loss'],
-    'koleo': d[f'{prefix}koleo_loss'] * 2 / 0.1,
-    'ibot': d[f'{prefix}ibot_loss'] * 2,
+    'loss_dino': d[f'{prefix}dino_local_crops_loss']
+    + d[f'{prefix}dino_global_crops_loss'],
+    'loss_koleo': d[f'{prefix}koleo_loss'] * 2 / 0.1,
+    'loss_ibot': d[f'{prefix}ibot_loss'] * 2,
     'loss': d[f'{prefix}total'],
   }
   for key, value in pairs.items():
@@ -374,7 +376,7 @@ def test_devices_and_micro_batches_change_nothing(centering):
       on_mesh = sharding.global_batch(batch, mesh)
       results.append(jax.device_get(compiled(state, on_mesh)))
   one = results[0]
-  assert one[0]['ibot'] > 0
+  assert one[0]['loss_ibot'] > 0
   for others in results[1:]:
     for a, b in zip(*map(jax.tree.leaves, (one, others)), strict=True):
       # Gradients of a random start are up to 15.
@@ -395,7 +397,7 @@ def test_alarms_tell_collapse_from_learning():
 
 # -- runs -------------------------------------------------------------------------------
 
-DATA = dict(source='shapes:kind', source_options=dict(size=16, num_examples=64))
+DATA = dict(source='shapes', source_options=dict(size=16, num_examples=64))
 CROPS = 'multi_crop(16, 8, 2)|color_jitter(0.4, 0.4, 0.2, 0.1)|value_range(-1, 1)'
 TRAIN = dict(DATA, split='train', batch_size=8, pp=CROPS)
 SETS = dict(DATA, train='train[:32]', test='train[32:]')
@@ -441,6 +443,11 @@ def test_a_collapsed_run_stops_and_says_so(tmp_path, monkeypatch):
   assert runs.status(tmp_path)['exit'] == 76
 
 
+def test_stochastic_depth_may_be_uniform():
+  assert depth_rates(0.3, 3) == pytest.approx([0, 0.15, 0.3])
+  assert depth_rates(0.3, 3, 'uniform') == [0.3] * 3
+
+
 REFUSED = [
   (dict(patch_head=None, num_classes=10), ('num_classes', '10')),
   (dict(image=(16, 16)), ('multi_crop',)),
@@ -462,3 +469,24 @@ def test_a_run_without_an_average_is_refused(tmp_path):
   changes = (*CHANGES, 'optim.ema=None', 'optim.ema_end=None', 'checkpoint.best=None')
   with pytest.raises(UserError, match=naming('config.optim.ema')):
     runs.run_on_one_device(tmp_path, *changes, task=TASK, evals={}, data=TRAIN)
+
+
+@pytest.mark.parametrize('name', STEPS)
+def test_files_of_training_runs_bring_their_heads(name, tmp_path):
+  arrays = {
+    n.removeprefix('teacher/'): x
+    for n, x in golden(name).items()
+    if n.startswith('teacher/')
+  }
+  np.savez(tmp_path / 'checkpoint.npz', **arrays)
+  source = weights.read(tmp_path / 'checkpoint.npz', num_heads=2)
+  assert source.fields.get('registers', 0) == STEPS[name][1].get('registers', 0)
+  task, _, state, _ = make(name)
+  shapes = {n: x.shape for n, x in trees.flatten(state.params).items()}
+  own = {n: shape for n, shape in shapes.items() if n.startswith('dino/')}
+  # DINO's prototypes have the length 1.
+  skip = {'skip': ['dino/head/lengths']} if name == 'dino_step' else {}
+  taken, report = weights.fit_section(source, skip, task.model, (32, 32), own)
+  assert f'{len(shapes)} parameters taken' in report
+  for n, x in part(name, 'teacher/').items():
+    np.testing.assert_array_equal(taken[n], x, err_msg=n)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import naming
 from vit_jax import optim
+from vit_jax.errors import UserError
 
 STEPS = (0, 1, 5, 10, 50, 95, 99, 100)
 # Printed by the reference code, 100 steps, warmup 10: google-research/vision_transformer
@@ -122,3 +123,27 @@ def test_sgd_with_momentum_and_clip_by_hand():
   params, state = step(optimizer, params, grads, state, 1)
   # -(1 + (1 + 0.9)) * (0.6, 0.8)
   np.testing.assert_allclose(params['kernel'], [-1.74, -2.32], rtol=1e-6)
+
+
+def test_groups_are_clipped_each_by_its_norm():
+  grads = {'a': {'x': jnp.array([3.0]), 'y': jnp.array([4.0])}, 'b': jnp.array([0.5])}
+  params = jax.tree.map(jnp.zeros_like, grads)
+  options = dict(schedule=dict(decay='constant'), clip=1.0, momentum=0.0)
+  optimizer = optim.build('sgd', 1.0, 10, clip_by='(a)?.*', **options)
+  new, _ = step(optimizer, params, grads, optimizer.tx.init(params), 0)
+  expected = {'a': {'x': [-0.6], 'y': [-0.8]}, 'b': [-0.5]}
+  for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5)  # the norm + 1e-6
+  optimizer = optim.build('sgd', 1.0, 10, clip_by='(a).*', **options)
+  with pytest.raises(UserError, match=naming('clip_by', "'b'")):
+    step(optimizer, params, grads, optimizer.tx.init(params), 0)
+
+
+def test_late_parameters_wait():
+  options = dict(schedule=dict(decay='constant'), lr_starts=[('.*bias', 0.5)])
+  optimizer = optim.build('sgd', 1.0, 10, momentum=0.0, **options)
+  state = optimizer.tx.init(PARAMS)
+  for n, bias in ((4, 0.0), (5, 0.2)):
+    updates, _ = optimizer.tx.update(GRADS, state, PARAMS, rate=1.0, step=n)
+    np.testing.assert_allclose(updates['dense']['bias'], [bias])
+    np.testing.assert_allclose(updates['norm']['scale'], [-0.3])

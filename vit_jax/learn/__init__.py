@@ -15,7 +15,7 @@ ENTRIES = {
     'retrieval': 'vit_jax.learn.image_text:Retrieval',
     'zero_shot': 'vit_jax.learn.image_text:ZeroShot',
   },
-  'format': {'mae': 'vit_jax.learn.files:FORMATS'},
+  'format': {'learn': 'vit_jax.learn.files:FORMATS'},
   'figure': {'reconstruction': 'vit_jax.learn.figures:reconstruction'},
   'figure of runs': {'reconstruction': 'what a masked autoencoder predicts'},
 }

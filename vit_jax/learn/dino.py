@@ -335,17 +335,17 @@ class DINO:
       seen.append(local['pre_logits'].reshape(*batch['local'].shape[:2], -1))
     log_p = log_student(self._assign(params, jnp.concatenate(seen, axis=1)))
     targets = jax.nn.softmax(batch['classes'] / temperature)
-    sums = {'dino': weight @ cross_entropy(targets, log_p)}
-    loss = sums['dino']
+    sums = {'loss_dino': weight @ cross_entropy(targets, log_p)}
+    loss = sums['loss_dino']
     if self.koleo:
       terms = [koleo(x[:, i], weight > 0, self.koleo_group) for i in range(2)]
-      sums['koleo'] = weight @ sum(terms)
-      loss += self.koleo * sums['koleo']
+      sums['loss_koleo'] = weight @ sum(terms)
+      loss += self.koleo * sums['loss_koleo']
     if self.patch_head:
       log_p = log_student(self._assign_patches(params, out, batch))
       targets = jax.nn.softmax(batch['patches'] / temperature[..., None])
-      sums['ibot'] = weight @ hidden_cross_entropy(targets, log_p, batch['real'])
-      loss += sums['ibot']
+      sums['loss_ibot'] = weight @ hidden_cross_entropy(targets, log_p, batch['real'])
+      loss += sums['loss_ibot']
     for key in ('information', 'teacher_entropy', 'rank', 'collapsed'):
       sums[key] = weight @ batch[key]
     return loss, ({'loss': loss, **sums}, self._update(variables[trees.STATS], batch))

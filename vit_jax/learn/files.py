@@ -1,6 +1,7 @@
-"""Reads and writes MAE with its decoder, under the names of its authors and of transformers.
+"""Reads files with a task's own parameters: MAE with its decoder, DINO with its heads.
 
-The encoder alone is read by the formats of the core, which these extend.
+The model alone is read by the formats of the core, which these extend. MAE is also written,
+under the names of its authors and of transformers.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from vit_jax.weights.rename import Arrays, Rule, Table, table
 # -- DINO -----------------------------------------------------------------------------
 
 _LENGTHS = rename.Transform(lambda x: (x.ravel(),), lambda xs: xs[0][:, None])
+_MASK = rename.Transform(lambda x: (x[0],), lambda xs: xs[0][None])
 
 
 def _head(theirs: str, ours: str) -> Table:
@@ -34,19 +36,24 @@ def _head(theirs: str, ours: str) -> Table:
 
 
 def dino(num_heads: int) -> Table:
-  """Makes the rules of a teacher or student of DINO or DINOv2, with its heads."""
+  """Returns the rules of a teacher or student of DINO or DINOv2, with its heads."""
   return table(
-    Rule(
-      'backbone.mask_token',
-      f'{DINO.OWN}/mask',
-      rename.Transform(lambda x: (x[0],), lambda xs: xs[0][None]),
-    ),
+    Rule('backbone.mask_token', f'{DINO.OWN}/mask', _MASK),
     rename.nest_rules(vit_originals.dino(num_heads, False), theirs='backbone.'),
     _head('head', 'head'),
     _head('dino_head', 'head'),
     _head('ibot_head', 'patch_head'),
   )
 
+
+_DINO = dataclasses.replace(
+  vit_originals.DINOV2,
+  within='',
+  ignored='(?!)',
+  own=DINO.OWN,
+  rules=lambda arrays, facts: dino(facts.fields['num_heads']),
+  writer=None,
+)
 
 # -- MAE ------------------------------------------------------------------------------
 
@@ -153,6 +160,13 @@ def _hf_config(fields, image_size, class_names) -> dict:
 
 
 FORMATS = (
+  # Teachers of training runs. The published files have no heads.
+  dataclasses.replace(
+    _DINO, marker=(r'backbone\.mask_token', r'dino_head\.last_layer\.weight_v')
+  ),
+  dataclasses.replace(
+    _DINO, marker=(r'backbone\.cls_token', r'head\.last_layer\.weight_v')
+  ),
   dataclasses.replace(
     vit_originals.MAE,
     own=MAE.OWN,

@@ -67,13 +67,6 @@ def _place_class(label, u, more):
   return {'kind': kind, 'hue': colour, 'x': x, 'y': y, 'radius': radius}
 
 
-def _place_kind(label, u, more):
-  """Places one shape of any colour anywhere inside the image; the label is its kind."""
-  place = _place_class(label, u, more)
-  del place['hue']  # Left out, it is random.
-  return place
-
-
 def _place_count(label, u, more):
   """Places label + 1 shapes, each in a cell of its own in a 4 x 4 grid."""
   cells = np.argsort(more, axis=1, kind='stable')[:, : u.shape[1]]
@@ -127,7 +120,6 @@ TASKS = {
   'count': Task(_COUNTS, 8, _place_count),
   'position': Task(_CELLS, 1, _place_position),
   'distance': Task(_DISTANCES, 2, _place_distance),
-  'kind': Task(KINDS, 1, _place_kind),
 }
 
 

@@ -29,8 +29,7 @@ class Shapes(Source):
     position: the cell of a 4 x 4 grid that has the shape's centre; 16 classes.
     distance: the distance between the centres of two shapes, from 0.24 to 0.72 of the
       image's side in steps of 0.08; 6 classes.
-    kind: the kind of the shape, which has any colour; 6 classes.
-  Cropping and flipping change the labels of count, position and distance, so leave these ops out of
+  Cropping and flipping change the labels of the last three tasks, so leave these ops out of
   `pp`, as configs/shapes.py does. Examples of the task 'class' have five captions.
 
   An example depends only on (seed, task, split, number), and is the same on every machine.

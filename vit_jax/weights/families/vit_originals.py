@@ -414,6 +414,17 @@ MAE = _format(
   rules=_pass_heads(plain),
   facts=_facts(_CROPPED),
 )
+# DINOv2. This format also writes DINOv3 and CLIP. The ring `learn` reads its heads.
+DINOV2 = _format(
+  marker=(r'(backbone\.)?blocks\.(\d+\.)?0\.ls1\.gamma', r'(backbone\.)?mask_token'),
+  within=r'backbone\.',
+  ignored='mask_token',
+  rules=_dino_rules,
+  tells=_dino_tells,
+  facts=_facts(_CROPPED),
+  resize=lambda fields: 'bicubic' if fields.get('registers') else 'bicubic_offset',
+  writer=Writer(config=_config, rules=_write_rules, buffers=_buffers),
+)
 FORMATS = (
   # DINOv3.
   _format(
@@ -424,17 +435,7 @@ FORMATS = (
     tells=_dino_tells,
     facts=_facts(_SQUASHED, (256, 256), norm_eps=1e-5, rope='dinov3'),
   ),
-  # DINOv2. This format also writes DINOv3 and CLIP.
-  _format(
-    marker=(r'(backbone\.)?blocks\.(\d+\.)?0\.ls1\.gamma', r'(backbone\.)?mask_token'),
-    within=r'backbone\.',
-    ignored='mask_token',
-    rules=_dino_rules,
-    tells=_dino_tells,
-    facts=_facts(_CROPPED),
-    resize=lambda fields: 'bicubic' if fields.get('registers') else 'bicubic_offset',
-    writer=Writer(config=_config, rules=_write_rules, buffers=_buffers),
-  ),
+  DINOV2,
   # The core models of the Perception Encoder, which have attention pooling.
   _perception(
     marker=r'visual\.attn_pool\.probe',
