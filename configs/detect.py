@@ -114,6 +114,12 @@ def get_config(arg=None):
       f'data={arg.data} does not say how boxes are stored: write coco:{path}, yolo:{path} '
       f'or voc:{path}.'
     )
+  if arg.aspect < 0:
+    raise UserError(f'aspect={arg.aspect}: expected the width divided by the height.')
+  if arg.masks and arg.task != 'rcnn':
+    raise UserError(
+      f'masks=True is for task=rcnn; {arg.task} has no masks: leave it out.'
+    )
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
   if arg.steps:

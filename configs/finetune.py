@@ -9,10 +9,10 @@ SOURCE is a file, a hub folder, the folder of a run or a name of the zoo, and na
 one sub-folder per class, or labels:FILE.csv, a table of images that may have several labels.
 
 SGD with momentum 0.9, batch 512, no weight decay, cosine, gradients clipped at norm 1, 384
-px, a new head of zeros, no pre_logits. Steps are the paper's. Rates are from the middle of
-its grids, {.003, .01, .03, .06} for imagenet and {.001, .003, .01, .03} for the others.
-Choose the rate by the val split, then train with final=True on all of the training data and
-read the test accuracy. keep_head=True keeps the head, for the same classes at another
+px, a new head of zeros, no pre_logits. A local file or run for images of fewer than 96 px keeps
+its size. Steps are the paper's. Rates are from the middle of its grids, {.003, .01, .03, .06}
+for imagenet and {.001, .003, .01, .03} for the others. Choose the rate by the val split, then
+train with final=True on all of the training data and read the test accuracy. keep_head=True keeps the head, for the same classes at another
 resolution. channels=3 is for digits with weights of colour images, and channels=1 for
 photographs with weights of gray ones. The weights determine the mean and deviation of pixels,
 the interpolation and the central crop. If they do not, preprocessing is as in the paper:
@@ -26,6 +26,10 @@ to the preprocessing of training, such as three_augment or randaug.
 
 With --config.tune.method=linear, a head alone, the rate is 0.1. epochs=N sets the length in
 passes over the images; a tenth is then warmup.
+
+teacher=SOURCE learns from a classifier of the same classes instead of labels, as "A good teacher
+is patient and consistent" (arXiv 2106.05237): both see the same crop of the same mixed images.
+It takes long: set steps or epochs.
 
 A folder trains 500 steps of 64 images. If it holds only the classes, add
 train=train[:90%],val=train[90%:]. Digits, which the paper does not have, train 1,000 steps of
@@ -42,8 +46,12 @@ cores.
 Smallest slices: v3:2x2 or v5e:2x2.
 """
 
+import contextlib
+from pathlib import Path
+
 import ml_collections
 
+from vit_jax import weights
 from vit_jax.config import ByMethod, parse_arg
 from vit_jax.errors import UserError
 
@@ -64,6 +72,9 @@ FOLDER = ('train', 'val', 'train+val', 'test', 64, 500, 50, 0.003)
 # Rate of a head alone, whose weights have to grow from 0.
 LINEAR = 0.1
 
+# Weights for images below this size keep it.
+SMALL = 96
+
 DEBUG = dict(
   weights='',
   data='digits',
@@ -76,11 +87,22 @@ DEBUG = dict(
 )
 
 
+def usual_size(source: str) -> int:
+  """Returns the paper's 384 pixels, or the size of weights that are for small images."""
+  if source and Path(source.partition('@')[0]).exists():
+    with contextlib.suppress(UserError):  # The run reports it.
+      size = weights.read_header(source).image_size or (384,)
+      return max(size) if max(size) < SMALL else 384
+  return 384
+
+
 def get_config(arg=None):
   arg = parse_arg(
     arg,
     debug=DEBUG,
     weights='b16-i21k',
+    # Whose predictions to learn instead of labels.
+    teacher='',
     data='cifar10',
     train='',
     val='',
@@ -142,7 +164,7 @@ def get_config(arg=None):
   # The reference code does not round. Rounding to the nearest level is as good and needs a
   # quarter of the bytes. Truncation, the default, would darken the images.
   how = "method='bicubic', rounding='nearest'" if digits else "rounding='nearest'"
-  res = arg.res or (32 if digits else 384)
+  res = arg.res or (32 if digits else usual_size(arg.weights))
   resize = f'resize({res}, {how})'
   augment = f"inception_crop({res}, rounding='nearest')|flip_lr"
   # Digits are augmented as in configs/digits.py.
@@ -161,7 +183,9 @@ def get_config(arg=None):
   c.task = dict(name='classify', loss=arg.loss or ('sigmoid' if several else 'softmax'))
   if arg.class_weights:
     c.task.class_weights = arg.class_weights
-  if digits:
+  if arg.teacher:
+    c.task.update(name='distill', teacher=arg.teacher, mixup=1.0)
+  elif digits:
     c.task.label_smoothing = 0.1
   c.optim = dict(
     name='sgd',

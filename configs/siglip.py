@@ -72,11 +72,11 @@ def get_config(arg=None, lock=False):
   )
   shapes = arg.data == 'shapes'
   tuned = bool(arg.weights) and not lock
-  batch = arg.batch or (128 if shapes else 256 if tuned else 32_768)
+  batch = arg.batch or (96 if shapes else 256 if tuned else 32_768)
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
   steps = 65_000 if lock else 1000 if tuned else 100_000
-  c.steps = arg.steps or (3000 if shapes else steps)
+  c.steps = arg.steps or (2000 if shapes else steps)
 
   c.task = dict(name='pairs')
   if arg.weights:
@@ -111,7 +111,7 @@ def get_config(arg=None, lock=False):
     c.weights.skip = ['pairs/.*']
     c.tune = dict(method='rules', train=['pairs/.*'])
 
-  lr = arg.lr or (1e-5 if tuned else 1e-3)
+  lr = arg.lr or (2e-3 if shapes else 1e-5 if tuned else 1e-3)
   c.optim = dict(name='adamw', lr=lr, b2=0.95, wd=arg.wd, clip=1.0)
   c.optim.schedule = dict(decay='cosine', warmup=min(10_000, c.steps // 10))
 

@@ -57,6 +57,7 @@ RCNN = [
     *('dino_i1k', 'dinov2_i1k', 'dino_continue'),
     'rcnn_digits',
     'detect.py:debug,masks=True',
+    f'mae_finetune_i1k.py:debug,probe=True,weights={GOLDEN}/mae_hf,res=32',
     *(f'rcnn_coco.py:debug,variant={variant}' for variant in RCNN),
   ],
 )
@@ -126,6 +127,18 @@ def test_a_folder_without_its_format_is_refused_by_detect(data, tmp_path):
     config.load(f'configs/detect.py:data={data.format(tmp_path)}')
 
 
+@pytest.mark.parametrize(
+  ('arg', 'facts'),
+  [
+    ('aspect=-1', ('aspect=-1.0',)),
+    ('task=detect,masks=True', ('masks=True', 'task=rcnn')),
+  ],
+)
+def test_arguments_of_detect_that_do_not_fit_are_refused(arg, facts):
+  with pytest.raises(UserError, match=naming(*facts)):
+    config.load(f'configs/detect.py:debug,{arg}')
+
+
 def named(c):
   """Returns a config; with a model if its weights would name it."""
   if not c.get('weights') or 'name' in c['model']:
@@ -140,7 +153,7 @@ def named(c):
 def test_the_recipe_itself_is_sound(path):
   c = schema.check(named(config.load(str(path))))
   model = models.build(**{'num_classes': 10, **c['model']})
-  size = re.search(r'(?:crop|resize)\((\d+)', c['data']['pp'])
+  size = re.search(r'(?:crop|resize|resize_as_weights)\((\d+)', c['data']['pp'])
   # One block of each stage is traced, not forty.
   body = model
   while body.backbone:

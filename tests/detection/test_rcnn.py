@@ -356,6 +356,23 @@ def test_heads_of_other_sizes(name, fields, tmp_path):
     models.build('rcnn:R50-FPN', head='2fcs')
 
 
+def test_the_head_of_mmdetections_mask_rcnn_has_no_number(tmp_path):
+  folder = two_stage.FOLDER / 'cascade_mask_rcnn_swin_mmdet'
+  shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+  head = re.compile(r'(roi_head\.\w+_head)\.(\d)')
+  arrays = load_file(tmp_path / 'model.safetensors').items()
+  first = {
+    head.sub(r'\1', k): x for k, x in arrays if not re.match(r'.*_head\.[12]', k)
+  }
+  save_file(first, tmp_path / 'model.safetensors')
+  loaded, cascade = vit_jax.load(str(tmp_path)), vit_jax.load(str(folder))
+  assert (loaded.model.overlaps, cascade.model.overlaps) == ((0.5,), (0.5, 0.6, 0.7))
+  params, every = trees.flatten(loaded.params), trees.flatten(cascade.params)
+  assert params.keys() == {name for name in every if not re.search('head[12]', name)}
+  for name, x in params.items():
+    np.testing.assert_array_equal(x, every[name], err_msg=name)
+
+
 def test_a_mask_that_all_classes_share():
   head = roi_heads.MaskHead(1, 'none', 4, 1, np.float32)
   x, label = np.ones((1, 2, 2, 2, 4), np.float32), np.array([[0, 3]])

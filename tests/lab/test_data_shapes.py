@@ -190,3 +190,12 @@ def test_two_thousand_million_examples_take_no_memory():
 def test_wrong_arguments(source, split, options, facts):
   with pytest.raises(UserError, match=naming(*facts)):
     sources.build(source, split, **options)
+
+
+def test_captions_name_the_class():
+  source = sources.build('shapes', 'train', num_examples=50)
+  for example in source.read(np.arange(50)):
+    colour, kind = source.class_names[example['label']].split()
+    assert len(example['text']) == 5
+    assert all(colour in text and kind in text for text in example['text'])
+  assert 'text' not in sources.build('shapes:count', 'train').features

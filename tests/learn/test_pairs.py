@@ -163,6 +163,7 @@ REFUSED = [
   (lambda: build(text=None), ('text tower', 'lit')),
   (lambda: build(text=TEXT | dict(outputs=7)), ('7', '24')),
   (lambda: build(text=TEXT | dict(length=4)), ('8 tokens', '4')),
+  (lambda: build(parts=3), ('parts=3', '16')),
   (
     lambda: tasks.build(
       'pairs', models.build('vit', **IMAGE), {'image': spec()['image']}

@@ -84,6 +84,12 @@ def test_counts_and_tables(data, tmp_path, capfd, monkeypatch):
   np.testing.assert_array_equal(again, counts)
 
 
+def test_data_of_boxes_is_named(capsys):
+  assert run(SOURCE, '--data', 'yolo:photos', '--split', 'train') == 2
+  facts = ('yolo:photos', 'boxes', SOURCE, 'detector')
+  assert re.search(naming(*facts), capsys.readouterr().err)
+
+
 def test_classes_in_another_order_are_matched_by_name(data, tmp_path, capsys):
   names = [f'class{c}' for c in reversed(range(10))]
   origin = weights.read(SOURCE)

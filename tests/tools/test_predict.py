@@ -101,6 +101,13 @@ def test_images_that_cannot_be_read_end_with_an_error(folder, capsys):
   assert re.search(naming(1, 'images'), commands.one_line(capsys.readouterr().err))
 
 
+def test_an_image_in_place_of_the_source_is_named(folder, capsys):
+  image = folder / 'a.png'
+  assert run(image, SOURCE) == 2
+  line = commands.one_line(capsys.readouterr().err)
+  assert re.search(naming(str(image), 'SOURCE', f'predict {SOURCE} {image}'), line)
+
+
 def test_table_and_json(folder, capsys):
   assert run(SOURCE, folder, '--top', 3, '--json') == 0
   images = json.loads(capsys.readouterr().out)['images']

@@ -226,8 +226,7 @@ class Checkpoints(Storage):
     Args:
       abstract: {'params': ...} and maybe 'batch_stats', nested dicts of
         `jax.ShapeDtypeStruct`, see `restore`. A leaf without sharding goes to one device.
-        If the parameters that `list_frozen()` names are left out, only the trained ones are
-        returned.
+        Parameters that `list_frozen()` names may be left out, and are then not returned.
       frozen: {name: array} of the parameters that `list_frozen()` names; it may hold more.
       ema: whether to return the averaged parameters instead of the last ones.
       step: a step, 'best' (see `best`), or None for the newest step that is not damaged.
@@ -359,7 +358,12 @@ class Checkpoints(Storage):
       names = '|'.join(map(re.escape, _strip_frozen(leaves)))
       untrained, trained = trees.partition(items[item], [(names, True), ('.*', False)])
       items = {**items, item: trained} | ({'frozen': untrained} if untrained else {})
-      leaves = {n: leaf for n, leaf in leaves.items() if n.split('/')[0] in items}
+      chosen = {f'{FROZEN}{name}' for name in trees.flatten(untrained)}
+      leaves = {
+        n: leaf
+        for n, leaf in leaves.items()
+        if (n in chosen if n.startswith(FROZEN) else n.split('/')[0] in items)
+      }
     named = _flatten_items(items)
     self._check_leaves(body, leaves, named)
     placed = _add_shardings(named)
@@ -402,7 +406,7 @@ class Checkpoints(Storage):
     if wrong := [name for name in placed if prints.get(name) != leaves[name][2]]:
       raise UserError(
         f'Checkpoint step {body["step"]} in {self.directory} was trained on top of frozen '
-        'parameters, and those of config.weights.source differ: '
+        'parameters, and those of config.weights.source, or of config.task.teacher, differ: '
         f'{_and_more(wrong)}. Give the weights that the run started from: '
         'config.weights.source, or weights= (--weights) where the run is loaded.'
       )

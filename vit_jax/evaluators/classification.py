@@ -40,7 +40,7 @@ class Classification(OneSplit):
     predictions: the rows of the last run, see the module `predictions`.
   """
 
-  TASKS = ('classify',)
+  TASKS = ('classify', 'distill')
   METRICS: ClassVar = {
     'top1': Metric(percent=True, larger_is_better=True, of_images=True),
     'top5': Metric(percent=True, larger_is_better=True, of_images=True),

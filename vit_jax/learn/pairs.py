@@ -134,6 +134,9 @@ class Pairs:
       raise ValueError(
         'config.weights has no text tower: set config.task.text, or use --config=lit'
       )
+    batch = spec['image'].shape[0]
+    if batch % parts:
+      raise ValueError(f'parts={parts} does not divide the batch of {batch}')
     image = jax.ShapeDtypeStruct((1, *spec['image'].shape[1:]), jnp.float32)
     make = lambda image: model.init_with_output(jax.random.key(0), image)[0]
     (vectors, _) = jax.eval_shape(make, image)

@@ -444,6 +444,7 @@ class LaterViT(vit.ViT, ImageTower):
     options = dict(use_bias=self.head_bias, name='head_dist')
     other = linear_head(x[:, 1], self.num_classes, self.head_bias_init, **options)
     logits, out = self.classify(x[:, 0], out, features)
+    out |= {'class_logits': logits, 'distilled_logits': other}
     return (logits + other) / 2, out | {'pre_logits': x.mean(axis=1)}
 
   @property

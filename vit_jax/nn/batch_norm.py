@@ -22,6 +22,7 @@ class BatchNorm(nn.Module):
       this share the momentum.
     frozen: whether to normalise by the running statistics even in training. `scale` and
       `bias` are then statistics too, not parameters.
+    affine: whether there are `scale` and `bias`; without, they are 1 and 0.
     eps: added to the variance; 1e-5 in PyTorch and in nearly all published files.
     dtype: dtype of the result.
   """
@@ -29,6 +30,7 @@ class BatchNorm(nn.Module):
   zero_scale: bool = False
   momentum: float = 0.9
   frozen: bool = False
+  affine: bool = True
   eps: float = 1e-5
   dtype: jnp.dtype = jnp.float32
 
@@ -46,7 +48,9 @@ class BatchNorm(nn.Module):
     C = x.shape[-1:]
     mean = self.variable(STATS, 'mean', jnp.zeros, C, jnp.float32)
     var = self.variable(STATS, 'var', jnp.ones, C, jnp.float32)
-    if self.frozen:
+    if not self.affine:
+      scale, bias = 1.0, 0.0
+    elif self.frozen:
       scale = self.variable(STATS, 'scale', jnp.ones, C, jnp.float32).value
       bias = self.variable(STATS, 'bias', jnp.zeros, C, jnp.float32).value
     else:

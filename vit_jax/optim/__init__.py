@@ -82,8 +82,8 @@ def build(
   """Returns the optimizer of a config's `optim` section.
 
   Args:
-    name: a key of `optimizers.OPTIMIZERS`: 'adamw', 'adam' (which takes no wd), 'sgd',
-      'adafactor'.
+    name: a key of `optimizers.OPTIMIZERS`: 'adamw', 'sgd', 'adafactor', or 'adam' and 'lars',
+      which take no wd.
     schedule: arguments of `make_schedule`, default {'decay': 'cosine'}.
     wd: decoupled weight decay, multiplied by the learning rate.
     wd_end: weight decay at the end of the run, reached from `wd` by half a cosine; None: it
@@ -137,7 +137,8 @@ def keeps_average(section: dict) -> bool:
 
 def signature(name: str) -> inspect.Signature:
   """Returns the signature of the `optim` section for an optimizer."""
-  without = {*RUN, 'options', *(('wd', 'wd_end', 'wd_rules') if name == 'adam' else ())}
+  no_decay = ('wd', 'wd_end', 'wd_rules') if name in ('adam', 'lars') else ()
+  without = {*RUN, 'options', *no_decay}
   keys = inspect.signature(build).parameters | OPTIMIZERS.signature(name).parameters
   return inspect.Signature(
     p.replace(kind=p.KEYWORD_ONLY) for key, p in keys.items() if key not in without

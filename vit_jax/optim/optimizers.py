@@ -132,6 +132,17 @@ def adafactor(
   return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
+def lars():
+  """LARS (arXiv 1708.03888) with momentum 0.9 and a trust coefficient of 0.001, as in MAE.
+
+  Gradients of matrices, but not of vectors, are scaled by 0.001 |p| / |g|.
+  """
+  matrices = lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)
+  scale = optax.scale_by_trust_ratio(trust_coefficient=0.001)
+  return optax.chain(optax.masked(scale, matrices), sgd())
+
+
 OPTIMIZERS = Registry(
-  'optimizer', {'adamw': adam, 'adam': adam, 'sgd': sgd, 'adafactor': adafactor}
+  'optimizer',
+  {'adamw': adam, 'adam': adam, 'sgd': sgd, 'adafactor': adafactor, 'lars': lars},
 )

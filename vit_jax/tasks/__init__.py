@@ -7,6 +7,8 @@ TASKS = Registry(
   'task',
   {
     'classify': 'vit_jax.tasks.classify:Classify',
+    'distill': 'vit_jax.tasks.distill:Distill',
+    'distill_features': 'vit_jax.tasks.distill:DistillFeatures',
   },
 )
 

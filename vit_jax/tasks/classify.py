@@ -97,20 +97,26 @@ class Classify:
     Args:
       rng: the random key for dropout and stochastic depth.
     """
-    (logits, _), updated = self.model.apply(
-      variables,
-      batch['image'],
-      train=True,
-      features=False,
-      rngs={'dropout': rng},
-      mutable=['batch_stats'],
-    )
+    (logits, _), stats = apply_student(self.model, variables, batch['image'], rng)
     right = losses.is_label(logits.argmax(-1), batch['label'])
     loss = jnp.sum(batch['weight'] * self.example_losses(logits, batch))
     metrics = {'loss': loss, 'accuracy': jnp.sum(batch['weight'] * right)}
-    return loss, (metrics, updated.get('batch_stats', {}))
+    return loss, (metrics, stats)
 
   def predict(self, variables, batch: dict) -> dict:
     """Returns 'logits' [B, K] and all named features of the model, in evaluation."""
     logits, features = self.model.apply(variables, batch['image'], train=False)
     return {**features, 'logits': logits}
+
+
+def apply_student(model, variables, images, rng):
+  """Returns ((logits, {'pre_logits': ..., ...}), new batch statistics), in training."""
+  outputs, updated = model.apply(
+    variables,
+    images,
+    train=True,
+    features=False,
+    rngs={'dropout': rng},
+    mutable=['batch_stats'],
+  )
+  return outputs, updated.get('batch_stats', {})

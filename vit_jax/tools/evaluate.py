@@ -71,6 +71,7 @@ def _evaluate(argv: list[str]) -> int:
   loaded.model.check_outputs('classes', args.source)
   if (K := loaded.model.num_classes) is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')
+  _check_kind(str(section['data']['source']), args.source)
   loss = args.loss or section.get('loss', 'softmax')
   losses.check_loss('--loss', loss, section)
   mesh = sharding.make_mesh()
@@ -143,6 +144,21 @@ def names_of_run(source: str) -> list[str] | None:
 
   run = runs.find(source)
   return evaluations.class_names(config_lib.read(run[0])) if run else None
+
+
+def _check_kind(data: str, weights: str) -> None:
+  """Raises UserError for a source of boxes or of labelled pixels, before it is opened."""
+  from vit_jax.data import sources
+
+  if (scheme := data.partition(':')[0]) not in sources.SOURCES:
+    return
+  features = getattr(sources.SOURCES[scheme], 'features', {})
+  for feature, kind in (('boxes', 'boxes'), ('segments', 'a class for every pixel')):
+    if feature in features:
+      raise UserError(
+        f'--data {data} has {kind}, but {weights} gives classes of images: name data with '
+        'these, or the weights of a detector or segmenter.'
+      )
 
 
 def _check_tables(evaluator, data: str) -> None:

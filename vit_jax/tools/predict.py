@@ -43,6 +43,11 @@ def main(argv: list[str]) -> int:
   least = args.threshold or 0.0
   if not 0 <= least <= 1:
     raise UserError(f'--threshold {least:g}: expected a share, from 0 to 1.')
+  if Path(args.source).suffix.lower() in (*folder.EXTENSIONS, *folder.HEIF):
+    raise UserError(
+      f'{args.source} is an image, but SOURCE comes first: vit_jax predict '
+      f'{args.images[0]} {args.source}'
+    )
   paths = find_images(args.images)
   args.csv = args.csv and _check_csv(args.csv)
   from vit_jax import inference

@@ -1,6 +1,5 @@
 """Decides which changes of a config between a run and its continuation are allowed."""
 
-import json
 from pathlib import Path
 
 from vit_jax import config as config_lib
@@ -60,14 +59,15 @@ def refuse_changes(config: dict, older: dict, workdir: Path) -> None:
   Changes in `resume_allow` are allowed. A config.json that is missing or damaged is then
   written anew.
   """
-  new = json.loads(json.dumps(config))
-  changed = config_lib.differences(schema.DEFAULTS | older, new)
+  older = schema.DEFAULTS | older
+  changed = config_lib.differences(*map(schema.write_defaults, (older, config)))
   for key in ('fingerprint', 'num_examples'):
-    pair = older['resolved'].get(key), new['resolved'][key]
+    pair = older['resolved'].get(key), config['resolved'][key]
     if pair[0] != pair[1]:
       changed[f'data.{key}'] = pair
   allowed = [*NEUTRAL, *config['resume_allow']]
-  # The source may differ, because frozen parameters are compared bit by bit anyway.
+  # A source may differ, because frozen parameters are compared bit by bit anyway.
+  allowed.append('task.teacher.source')
   if config['tune']['method'] != 'full':
     allowed.append('weights.source')
   refused = {

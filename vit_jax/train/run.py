@@ -28,6 +28,7 @@ from vit_jax.data import pipeline
 from vit_jax.errors import UserError
 from vit_jax.evaluators import predictions
 from vit_jax.kernels import verify
+from vit_jax.tasks.distill import TEACHER
 from vit_jax.train import (
   evaluations,
   loggers,
@@ -37,6 +38,7 @@ from vit_jax.train import (
   runtime,
   schema,
   status,
+  teacher,
 )
 from vit_jax.train import workdir as folder
 from vit_jax.train.loop import Loop
@@ -76,7 +78,7 @@ def train(
     older = resume.read_older(workdir)
     config, header, notes = _complete(config, older)
     data = _open_data(config, workdir, mesh)
-    config = _resolve(config, data)
+    config = teacher.complete(_resolve(config, data), older)
     saved = enter(_open_checkpoints(config, workdir))
     if older:
       resume.refuse_changes(config, older, workdir)
@@ -90,7 +92,7 @@ def train(
     any_size = trainer.family.any_size(trainer.model.fields())
     evaluations.check_sizes(config, evals, any_size)
     abstract = trainer.abstract_state
-    initial = _read_weights(header, trainer, config)
+    initial = _read_weights(header, trainer, config) | teacher.read(trainer, config)
     if older:
       saved.check_structure(abstract, initial)
     # Up to here, an error leaves the files of an older run as they were.
@@ -282,7 +284,8 @@ def _read_weights(header, trainer, config) -> dict:
   Raises:
     UserError: for frozen parameters that the weights do not provide.
   """
-  names = list(trees.flatten(trainer.abstract_state.frozen))
+  frozen = trees.flatten(trainer.abstract_state.frozen)
+  names = [name for name in frozen if not name.startswith(TEACHER)]
   if names and header is None and config['weights']:
     with prefix_errors('config.weights.source'):
       header = weights.from_section(**config['weights'])
@@ -299,7 +302,7 @@ def _read_weights(header, trainer, config) -> dict:
     own = {
       name: x.shape
       for name, x in params.items()
-      if name.partition('/')[0] == trainer.task.OWN
+      if name.partition('/')[0] == trainer.task.OWN and not name.startswith(TEACHER)
     }
     initial, report = weights.fit_section(
       header, config['weights'], trainer.model, tuple(size), own

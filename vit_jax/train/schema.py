@@ -1,6 +1,7 @@
 """The keys of a run's config, and the code that reads each."""
 
 import inspect
+import json
 from typing import Annotated, Literal
 
 from vit_jax import config as config_lib
@@ -228,6 +229,24 @@ def fill_model(config: dict, inferred: dict) -> dict:
   new = [key for key, value in model.items() if key not in own or own[key] != value]
   resolved = {**config.get('resolved', {}), 'inferred': new}
   return {**config, 'model': model, 'resolved': resolved}
+
+
+def write_defaults(config: dict) -> dict:
+  """Writes out the defaults of some sections, so that configs can be compared; as JSON."""
+  signatures = {
+    'optim': optim.signature(config['optim']['name']),
+    'task': tasks.TASKS.signature(config['task']['name']),
+    'tune': tune.METHODS.signature(config['tune']['method']),
+    'data': inspect.signature(pipeline.TrainBatches),
+  }
+  sections = {
+    key: {
+      k: p.default for k, p in signature.parameters.items() if p.default is not p.empty
+    }
+    | config[key]
+    for key, signature in signatures.items()
+  }
+  return json.loads(json.dumps({**config, **sections}))
 
 
 def check_batch_size(config: dict, mesh) -> None:

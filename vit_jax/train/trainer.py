@@ -16,6 +16,7 @@ import jax
 from vit_jax import models, optim, sharding, tasks, trees, tune
 from vit_jax.check import prefix_errors
 from vit_jax.errors import OutOfMemory
+from vit_jax.tasks.distill import TEACHER
 from vit_jax.train import flops, runtime
 from vit_jax.train.step import State, init_state, make_step
 
@@ -51,6 +52,7 @@ class Trainer:
     image_shape = spec['image'].shape[-3:]
     section = config.get('tune', {})
     tuned, rules = tune.attach(self.model, self.family, image_shape, **section)
+    rules = [(f'{TEACHER}/.*', False), *rules]
     with prefix_errors('config.task'):
       self.task = tasks.build(
         model=tuned, spec=spec, **{'name': tasks.DEFAULT, **config.get('task', {})}

@@ -35,6 +35,9 @@ METHODS = Registry(
   },
 )
 
+# Rule of the added parameters.
+ADDED = f'{SCOPE}/.*'
+
 
 def attach(
   model, family, image_shape: tuple[int, int, int], method: str = 'full', **options
@@ -63,7 +66,7 @@ def attach(
       )
     rules, added = chosen.rules(backbone), chosen.make_added(backbone)
   if added is not None:
-    rules = [(f'{SCOPE}/.*', True), *rules]
+    rules = [(ADDED, True), *rules]
   norms = _frozen_norms(backbone, rules) if chosen.trains_backbone else ()
   if added is None and chosen.trains_backbone and not norms:
     return model, rules
@@ -107,7 +110,10 @@ def partition(params: dict, rules: Rules) -> tuple[dict, dict]:
   names = list(trees.flatten(params))
   with prefix_errors('config.tune'):
     for regex, trains in rules:
-      if trains and not any(trees.matches(regex, name) for name in names):
+      # An addition may have statistics alone.
+      if regex == ADDED or not trains:
+        continue
+      if not any(trees.matches(regex, name) for name in names):
         raise ValueError(
           f'{regex!r} matches none of the {len(names)} parameters in full; the last are '
           f'{names[-3:]}.{did_you_mean(regex, names)}'

@@ -5,8 +5,14 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
+import numpy as np
+
 from vit_jax.check import Depth, nonempty
+from vit_jax.nn.batch_norm import BatchNorm
 from vit_jax.tune.method import HEAD, REST, Method
+from vit_jax.tune.tuned import Addition
+
+EPS = 1e-6  # of MAE's batch norm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +27,38 @@ class Full(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Linear(Method):
-  """Linear probing: trains the head on features of the model in evaluation mode."""
+  """Linear probing: trains the head on features of the model in evaluation mode.
+
+  Attributes:
+    batch_norm: whether the head's input is normalised by a batch norm without scale and bias,
+      as in MAE (arXiv 2111.06377, A.1).
+  """
+
+  batch_norm: bool = False
+
+  def make_added(self, backbone):
+    return Norm() if self.batch_norm else None
+
+  def merge_added(self, params):
+    """Multiplies the head by the norm of the evaluation."""
+    if not self.batch_norm:
+      return params
+    params = dict(params)
+    mean, var = (params.pop(f'batch_stats/tune/norm/{key}') for key in ('mean', 'var'))
+    kernel = params['head/kernel'] / np.sqrt(var + EPS)[:, None]
+    bias = params['head/bias'] - mean @ kernel
+    return params | {'head/kernel': kernel, 'head/bias': bias}
+
+
+class Norm(Addition):
+  """Normalises the input of the head by statistics of the batch."""
+
+  def setup(self):
+    self.norm = BatchNorm(affine=False, eps=EPS)
+
+  def layers(self, images, train):
+    head = lambda call, x: call(self.norm(x, train=train))
+    return lambda module, path: head if path == 'head' else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -67,9 +67,11 @@ class _RunHeader(Header):
     abstract = tuned.shapes((H, W, C))
     saved = Steps(self.folder, self.config)
     step = saved.choose(self.source, self.which)
+    key = tasks.class_of(self.config).OWN  # the key of the task's own parameters
+    is_own = lambda name: name.partition('/')[0] == key
     with saved.checkpoints as checkpoints:
-      frozen = self._read_frozen(checkpoints.list_frozen(step))
-      key = tasks.class_of(self.config).OWN  # the key of the task's own parameters
+      frozen = checkpoints.list_frozen(step)
+      frozen = self._read_frozen([name for name in frozen if not is_own(name)])
 
       def restore(step):
         shapes = saved.own_shapes(step, key) if key and step is not None else {}
@@ -88,7 +90,7 @@ class _RunHeader(Header):
         variables = restore(step)
     flat = trees.flatten_variables(jax.tree.map(np.asarray, variables))
     added = {name: flat.pop(name) for name in [*flat] if tune.is_added(name)}
-    own = {name: flat.pop(name) for name in [*flat] if name.partition('/')[0] == key}
+    own = {name: flat.pop(name) for name in [*flat] if is_own(name)}
     # The task's statistics are of no use without its training.
     flat = {n: x for n, x in flat.items() if not n.startswith(f'{trees.STATS}/{key}/')}
     flat = adapt.unstack(flat, self.model.family)

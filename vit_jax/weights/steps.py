@@ -9,6 +9,7 @@ from vit_jax import evaluators, trees
 from vit_jax.checkpoint.checkpoints import FROZEN, Checkpoints
 from vit_jax.checkpoint.storage import Damaged
 from vit_jax.errors import UserError
+from vit_jax.tasks.distill import TEACHER
 
 
 class Steps:
@@ -47,22 +48,25 @@ class Steps:
   def shapes(self, step: int) -> dict[str, tuple[list[int], bool]]:
     """Returns {parameter: (shape, whether the run stores it)}; {} for a damaged step.
 
-    Parameters that are not stored were not trained: see `checkpoint.checkpoints`.
+    Parameters that are not stored were not trained: see `checkpoint.checkpoints`. Those of a
+    teacher are left out.
     """
     leaves = (self._manifests[step] or {'leaves': {}})['leaves']
     return {
       name.partition('/')[2]: (shape, name.startswith('params/'))
       for name, (shape, *_) in leaves.items()
       if name.startswith(('params/', FROZEN))
+      and not name.startswith(f'{FROZEN}{TEACHER}')
     }
 
   def own_shapes(self, step: int, key: str) -> dict[str, list[int]]:
     """Returns {name: shape} of a task's own parameters and statistics, those below `key`.
 
-    Names are those of `trees.flatten_variables`.
+    Names are those of `trees.flatten_variables`. Parameters that are not stored, such as those
+    of a teacher, are left out.
     """
     leaves = (self._manifests[step] or {'leaves': {}})['leaves']
-    names = {n: n.removeprefix('params/').removeprefix(FROZEN) for n in leaves}
+    names = {n: n.removeprefix('params/') for n in leaves}
     own = re.compile(rf'(?:{trees.STATS}/)?{key}/.*')
     return {x: leaves[n][0] for n, x in names.items() if own.fullmatch(x)}
 

@@ -1,7 +1,7 @@
 """Two-stage detectors in the formats of detectron2, torchvision and mmdetection 2.
 
 detectron2's files are read and written. Two others are only read: torchvision's Faster and
-Mask R-CNN on R50-FPN, version 1, and the Cascade Mask R-CNN of Swin's authors.
+Mask R-CNN on R50-FPN, version 1, and the Mask R-CNN of Swin's authors, Cascade or not.
 
 Files have no config. Fields that no array shows are those of the published configs, unless
 a config.json beside the arrays has our section and overrides them.
@@ -261,8 +261,10 @@ def _mmdetection(arrays, facts) -> Table:
     for x, y in (('lateral', 'lateral'), ('fpn', 'output'))
   ]
   heads = []
-  for i in range(number):
-    box, mask = f'roi_head.bbox_head.{i}', f'roi_head.mask_head.{i}'
+  for i in range(max(number, 1)):
+    # Heads are numbered in a cascade.
+    dot = f'.{i}' if number else ''
+    box, mask = f'roi_head.bbox_head{dot}', f'roi_head.mask_head{dot}'
     convs = f'{box}.shared_convs.{{i}}'
     heads += [
       _convs(f'{convs}.conv', f'{convs}.bn', f'box_head{i}'),
@@ -432,7 +434,7 @@ FORMATS = (
   Format(
     name='mmdetection',
     family='rcnn',
-    marker=(r'rpn_head\.rpn_cls\.bias', r'roi_head\.bbox_head\.0\.fc_cls\.bias'),
+    marker=(r'rpn_head\.rpn_cls\.bias', r'roi_head\.bbox_head\.(?:0\.)?fc_cls\.bias'),
     facts=_facts(_USUAL, *_COCO, origin='mmdetection', after=(2_000, 1_000)),
     rules=_mmdetection,
     infer=_infer,

@@ -146,6 +146,8 @@ def _run_facts(record: dict) -> dict:
     'checkpoints': ', '.join(checkpoints) or 'none',
     'read': None if record['step'] is None else f'step {record["step"]:,}',
   }
+  if teacher := config.get('task', {}).get('teacher'):
+    facts['teacher'] = teacher['source']
   if record['trained'] != record['params']:
     source = config['weights'].get('source')
     facts['trained'] = f'{record["trained"]:,}; the others are those of {source}'
