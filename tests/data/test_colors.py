@@ -16,6 +16,7 @@ from vit_jax.errors import UserError
 tf = lazy_tf.load()
 REFERENCE = np.load(GOLDEN / 'augment.npz')
 IMAGE = REFERENCE['image'].astype(np.float32)
+PLANES = np.moveaxis(IMAGE, -1, 0)
 DINO = (
   'color_jitter(0.4, 0.4, 0.2, 0.1, p=0.8)|grayscale(0.2)|gaussian_blur((1.0, 0.1, 0.5))|'
   'solarize((0, 0.2, 0))|value_range(-1, 1)'
@@ -44,24 +45,27 @@ CHANGES |= {'grayscale': colors._grey, 'solarize_0.5': colors._solarize}
 
 
 def test_changes_agree_with_torchvision():
-  results = jax.jit(lambda x: {name: f(x) for name, f in CHANGES.items()})(IMAGE)
+  results = jax.jit(lambda x: {name: f(x) for name, f in CHANGES.items()})(PLANES)
   for name, result in results.items():
     # Float32 in another order.
     expected = REFERENCE[f'{name}/float']
-    np.testing.assert_allclose(result / 255, expected, atol=2e-6, err_msg=name)
+    result = np.moveaxis(result, 0, -1) / 255
+    np.testing.assert_allclose(result, expected, atol=2e-6, err_msg=name)
 
 
 def test_jitter_in_any_order_agrees_with_torchvision():
   orders, factors = REFERENCE['jitter_order'], REFERENCE['jitter_factors']
-  result = jax.jit(jax.vmap(colors._jitter, (None, 0, 0)))(IMAGE, orders, factors)
-  np.testing.assert_allclose(result / 255, REFERENCE['jitter_float'], atol=3e-6)
+  result = jax.jit(jax.vmap(colors._jitter, (None, 0, 0)))(PLANES, orders, factors)
+  result = np.moveaxis(result, 1, -1) / 255
+  np.testing.assert_allclose(result, REFERENCE['jitter_float'], atol=3e-6)
 
 
 def test_blur_agrees_with_pillow():
   radii = [0.1, 0.7, 1.3, 2.0, float(REFERENCE['three_blur_radius'])]
   blurred = jax.jit(jax.vmap(colors._blur_of_pillow, (None, 0)))(
-    IMAGE, jnp.float32(radii)
+    PLANES, jnp.float32(radii)
   )
+  blurred = np.moveaxis(blurred, 1, -1)
   expected = [REFERENCE[f'blur_pil_radius{radius}'] for radius in radii[:-1]]
   difference = np.abs(blurred - np.stack([*expected, REFERENCE['three_blur']]))
   # Pillow rounds to 8 bits after each of six passes.
@@ -99,7 +103,9 @@ def test_three_augment_has_one_change_of_three():
     jax.jit(op.on_device)({'image': images}, u.astype(np.float32))['image']
   )
   near = lambda x: np.abs(out - x).max((1, 2, 3)) < 1e-2
-  grey, solarized = near(colors._grey(IMAGE)), near(colors._solarize(IMAGE))
+  grey, solarized = (
+    near(np.moveaxis(f(PLANES), 0, -1)) for f in (colors._grey, colors._solarize)
+  )
   assert not near(IMAGE).any()
   # Three standard deviations: sqrt(2 / 9 / 300) is 0.027.
   for share in (grey.mean(), solarized.mean(), 1 - (grey | solarized).mean()):

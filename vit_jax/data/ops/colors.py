@@ -26,7 +26,7 @@ class OnDevice:
   """Changes each image of a batch, or each crop of its images, with probability `p`.
 
   Attributes:
-    change: a function (image float32 [H, W, 3], key) -> image.
+    change: a function (image float32 [3, H, W], key) -> image.
   """
 
   change: Callable
@@ -57,7 +57,7 @@ class OnDevice:
   def _maybe(self, image, key, number):
     chance, draw = jax.random.split(jax.random.fold_in(key, number))
     p = jnp.broadcast_to(jnp.float32(self.p), 3)[jnp.minimum(number, 2)]
-    changed = self.change(image, draw)
+    changed = jnp.moveaxis(self.change(jnp.moveaxis(image, -1, 0), draw), 0, -1)
     return jnp.where(jax.random.uniform(chance) < p, changed, image)
 
 
@@ -134,23 +134,38 @@ def three_augment(jitter: Factor = 0.3):
   return OnDevice(change, 1.0)
 
 
+# The functions below change images float32 [3, H, W], because TPUs store arrays whose last
+# axis is short at many times their size.
+
+
 def _jitter(image, order, factors):
   """Applies four changes in an `order`, int [4], each with its factor, float32 [4]."""
-  changes = [
-    lambda x, factor: _clip(factor * x),
-    lambda x, factor: _blend(x, _grey(x).mean(), factor),
-    lambda x, factor: _blend(x, _grey(x), factor),
-    _turn_hue,
-  ]
-  for i in order:
-    image = jax.lax.switch(i, changes, image, factors[i])
+  numbers = [order[place] for place in range(4)]
+
+  def step(image, mean, number):
+    contrast = lambda x, factor: _blend(x, mean, factor)
+    changes = [lambda x, factor: _clip(factor * x), contrast, _saturate, _turn_hue]
+    return jax.lax.switch(number, changes, image, factors[number])
+
+  # The mean is that of the image to which contrast is applied. It comes first, so that XLA
+  # reads the image twice, and not at each step.
+  before, place = image, jnp.argmax(order == 1)
+  for i, number in enumerate(numbers[:3]):
+    before = jnp.where(i < place, step(before, 0.0, number), before)
+  mean = _grey(before).mean()
+  for number in numbers:
+    image = step(image, mean, number)
   return image
 
 
 def _grey(image):
   # A product of matrices would be rounded to bfloat16 on TPUs.
-  r, g, b = (image[..., i : i + 1] for i in range(3))
+  r, g, b = image
   return jnp.broadcast_to(0.2989 * r + 0.587 * g + 0.114 * b, image.shape)
+
+
+def _saturate(image, factor):
+  return _blend(image, _grey(image), factor)
 
 
 def _blend(image, other, factor):
@@ -167,14 +182,14 @@ def _solarize(image):
 
 def _turn_hue(image, turn):
   """Turns the hue of HSV by a part of a circle."""
-  r, g, b = (image[..., i : i + 1] for i in range(3))
-  high = image.max(-1, keepdims=True)
-  chroma = high - image.min(-1, keepdims=True)
+  r, g, b = image
+  high = jnp.maximum(jnp.maximum(r, g), b)
+  chroma = high - jnp.minimum(jnp.minimum(r, g), b)
   divisor = jnp.where(chroma == 0, 1, chroma)
   # The hue in sixths of a circle: 0 red, 2 green, 4 blue.
   sixths = jnp.where(high == g, 2 + (b - r) / divisor, 4 + (r - g) / divisor)
   sixths = jnp.where(high == r, (g - b) / divisor, sixths) + 6 * turn
-  distance = (jnp.float32([5, 3, 1]) + sixths) % 6
+  distance = (jnp.float32([5, 3, 1])[:, None, None] + sixths) % 6
   return high - chroma * jnp.clip(jnp.minimum(distance, 4 - distance), 0, 1)
 
 
@@ -206,7 +221,7 @@ def _blur_of_pillow(image, sigma):
 def _filter(image, taps, mode: str):
   """Convolves rows and columns of an image with the same taps, an odd number of them."""
   reach = len(taps) // 2
-  for axis in (0, 1):
+  for axis in (1, 2):
     around = [(0, 0)] * 3
     around[axis] = (reach, reach)
     padded, length = jnp.pad(image, around, mode), image.shape[axis]
