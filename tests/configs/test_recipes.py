@@ -133,6 +133,29 @@ def test_the_small_vit_has_the_parameters_that_its_authors_print():
   assert sum(x.size for x in jax.tree.leaves(params)) == 22_122_472
 
 
+@pytest.mark.parametrize(
+  ('variant', 'res', 'lr', 'depth'),
+  [('S/16', 224, 4e-3, 0.05), ('B/16', 192, 3e-3, 0.2), ('L/16', 192, 3e-3, 0.45)],
+)
+def test_deit3_is_that_of_its_authors(variant, res, lr, depth):
+  c = schema.check(config.load(f'{runs.ROOT}/configs/deit3_i1k.py:variant={variant}'))
+  assert c['data']['batch_size'] == 2048
+  crop = f'decode(3)|random_resized_crop({res})|flip_lr|three_augment(0.3)'
+  assert c['data']['pp'] == f'{crop}|value_range'
+  assert f'central_crop({res})' in c['evals']['val']['data']['pp']
+  expected = {'loss': 'sigmoid(threshold=0.0)', 'mixup': 0.8, 'cutmix': 1.0}
+  assert c['task'] == {'name': 'classify', **expected}
+  model = models.build(**{'num_classes': 10, **c['model']})
+  fields = model.stochastic_depth, model.depth_rates, model.classifier
+  assert fields == (depth, 'uniform', 'token')
+  steps = config.total_steps(c, 1_268_355, 2048)
+  assert steps == round(800 * 1_268_355 / 2048)
+  assert (c['optim']['name'], c['optim']['wd']) == ('lamb', 0.05)
+  rate = optim.build(**c['optim'], total_steps=steps).rate
+  np.testing.assert_allclose(rate(5 * 1_268_355 / 2048), lr, rtol=1e-3)
+  np.testing.assert_allclose(rate(steps), 1e-5, rtol=1e-3)
+
+
 @pytest.mark.parametrize('name', ['vit_b16', 'masked_patches'])
 def test_few_shot_images_are_those_of_the_reference_code(name):
   c = config.load(f'{runs.ROOT}/configs/{name}.py:fewshot=tfds:dtd')

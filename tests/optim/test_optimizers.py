@@ -184,6 +184,33 @@ def test_equal_to_optax(ours, optaxs):
   jax.tree.map(lambda x, y: np.testing.assert_equal(x.dtype, y.dtype), a, b)
 
 
+def test_lamb_is_that_of_optax_and_of_timm():
+  every = (('.*', 1.0),)
+  ours = run(built('lamb', wd=0.05, wd_rules=every))
+  theirs, state = optax.lamb(0.01, weight_decay=0.05), None
+  params = PARAMS
+  for grads, mine in zip(GRADS, ours, strict=True):
+    state = theirs.init(params) if state is None else state
+    updates, state = theirs.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+    for name, value in trees.flatten(params).items():
+      np.testing.assert_allclose(mine[name], value, rtol=1e-5, atol=1e-7)  # float32
+  # As in timm, arrays without decay move as with Adam.
+  bias = f'{BLOCK}MlpBlock_0/Dense_0/bias'
+  np.testing.assert_array_equal(
+    run(built('lamb'))[-1][bias], run(built('adam', eps=1e-6))[-1][bias]
+  )
+
+
+def test_gradients_of_another_scale_need_another_clip_and_eps():
+  # Losses are summed over classes here, and averaged in DeiT III.
+  scaled = [jax.tree.map(lambda g: 1000 * g, grads) for grads in GRADS]
+  mean = run(built('lamb', wd=0.05, clip=1.0))
+  total = run(built('lamb', wd=0.05, clip=1000.0, eps=1e-3), grads=scaled)
+  for name, value in mean[-1].items():
+    np.testing.assert_allclose(total[-1][name], value, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize('name', ['adamw', 'sgd'])
 def test_no_moment_is_copied(name):
   tx = optim.build(name, 0.01, 10, wd=0.1).tx

@@ -82,8 +82,8 @@ def build(
   """Returns the optimizer of a config's `optim` section.
 
   Args:
-    name: a key of `optimizers.OPTIMIZERS`: 'adamw', 'sgd', 'adafactor', or 'adam' and 'lars',
-      which take no wd.
+    name: a key of `optimizers.OPTIMIZERS`: 'adamw', 'lamb', 'sgd', 'adafactor', or 'adam' and
+      'lars', which take no wd.
     schedule: arguments of `make_schedule`, default {'decay': 'cosine'}.
     wd: decoupled weight decay, multiplied by the learning rate.
     wd_end: weight decay at the end of the run, reached from `wd` by half a cosine; None: it
@@ -121,6 +121,8 @@ def build(
   if wd or wd_end:
     decay = wd if wd_end is None else schedules.half_cosine(wd, wd_end, total_steps)
     parts.append(multipliers.add_weight_decay(decay, wd_rules))
+  if name == 'lamb':
+    parts.append(multipliers.scale_by_trust(wd_rules))
   parts.append(multipliers.scale_by_rate(lr_rules, layer_decay, family, starts))
   average = None
   if ema is not None:

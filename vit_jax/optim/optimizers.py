@@ -78,6 +78,21 @@ def adam(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+def lamb(
+  *,
+  b1: Share = 0.9,
+  b2: Share = 0.999,
+  eps: _Eps = 1e-6,
+  moment_dtype: _Dtype | None = None,
+):
+  """LAMB (arXiv 1904.00962): Adam whose steps are as long as their parameters.
+
+  `optim.build` scales the update of each array that decays, decay included, to the norm of
+  the array, as in timm; see `multipliers.scale_by_trust`.
+  """
+  return adam(b1=b1, b2=b2, eps=eps, moment_dtype=moment_dtype)
+
+
 def sgd(
   *,
   momentum: Share = 0.9,
@@ -144,5 +159,12 @@ def lars():
 
 OPTIMIZERS = Registry(
   'optimizer',
-  {'adamw': adam, 'adam': adam, 'sgd': sgd, 'adafactor': adafactor, 'lars': lars},
+  {
+    'adamw': adam,
+    'adam': adam,
+    'lamb': lamb,
+    'sgd': sgd,
+    'adafactor': adafactor,
+    'lars': lars,
+  },
 )
