@@ -1,6 +1,8 @@
 """Labels of images in a table: forms, splits, several labels, errors."""
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from tests.support import image_folder, naming
@@ -40,6 +42,20 @@ def test_several_labels(tmp_path, form):
   assert source.multi_hot.sum() == 4
   changed = build(tmp_path, FORMS[form].replace('3.png', '4.png'))
   assert changed.fingerprint != source.fingerprint
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_parquet_is_read_like_csv(tmp_path, form):
+  columns = {'path': ['1.png', '2.png', '3.png']}
+  if form == 'text':
+    columns['labels'] = [['cat', 'dog'], None, ['dog', 'eel']]
+  else:
+    columns |= {'cat': [1.0, 0.0, 0.0], 'dog': [True, False, True], 'eel': [0, 0, 1]}
+  pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / 'a.parquet')
+  expected = build(tmp_path, FORMS[form], images=columns['path'])
+  source = sources.build(f'labels:{tmp_path}/a.parquet', 'train')
+  assert source.class_names == expected.class_names
+  assert labels_of(source) == labels_of(expected)
 
 
 def test_one_label_each_and_splits(tmp_path):

@@ -35,7 +35,7 @@ TARGETS = Registry(
   {
     'arrays': 'FILE.npz',
     'folder': 'PATH',
-    'labels': 'FILE.csv',
+    'labels': 'FILE.csv or FILE.parquet',
     'tfds': 'NAME',
     'records': 'FOLDER or PATTERN',
     'captions': 'FOLDER',

@@ -9,23 +9,25 @@ import numpy as np
 
 from vit_jax.data import image_file
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import splits
+from vit_jax.data.sources import parquet, splits
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.data.sources.folder import Folder, sort_by_hash
 from vit_jax.errors import UserError
 
 # Names of the column with the labels of an image. Without it, each class has a column.
 _LABELS = ('label', 'labels')
+# The cells of such a column.
+_BINARY = {'0': 0, '1': 1, '0.0': 0, '1.0': 1, 'False': 0, 'True': 1}
 
 
 class LabelTable(Folder):
-  """FILE.csv with a header, and a row for each image: its path, and its labels.
+  """FILE.csv or FILE.parquet: a row for each image, with its path and its labels.
 
-  The first column is the path. Labels stand in the column 'label' or 'labels', with '|' or ';'
-  between them, or each class has a column of 0 and 1 for itself. An image may have several
-  labels, or none; if every image of the file has one, this is ordinary classification. Rows
-  of the same image are merged. A column 'split' says which images are for training;
-  otherwise all are the split 'train', in the order of `folder.Folder`.
+  The first column is the path. Labels stand in the column 'label' or 'labels', as a list of
+  Parquet or with '|' or ';' between them, or each class has a column of 0 and 1 for itself. An
+  image may have several labels, or none; if every image of the file has one, this is ordinary
+  classification. Rows of the same image are merged. A column 'split' says which images are
+  for training; otherwise all are the split 'train', in the order of `folder.Folder`.
 
   Args:
     target: FILE.
@@ -74,6 +76,8 @@ class LabelTable(Folder):
 
   def _read(self, path: str) -> dict[str, list]:
     """Returns {column: its cells}."""
+    if path.endswith('.parquet'):
+      return parquet.open_file(path).read().to_pydict()
     try:
       with open(path, newline='', encoding='utf-8-sig') as file:
         lines = [row for row in csv.reader(file, skipinitialspace=True) if row]
@@ -94,10 +98,11 @@ class LabelTable(Folder):
     """Returns the names of the classes, and the classes of each row."""
     _, *names = columns
     if column := next((name for name in names if name in _LABELS), None):
-      split = lambda cell: re.split(between, cell) if isinstance(cell, str) else cell
-      cells = [
-        [x.strip() for x in split(cell) if x.strip()] for cell in columns[column]
-      ]
+      # In Parquet a cell may be a list.
+      lists = (
+        re.split(between, x) if isinstance(x, str) else x or () for x in columns[column]
+      )
+      cells = [[str(x).strip() for x in cell if str(x).strip()] for cell in lists]
       classes = sorted({label for labels in cells for label in labels})
       number = {name: i for i, name in enumerate(classes)}
       return classes, [[number[label] for label in labels] for labels in cells]
@@ -105,13 +110,13 @@ class LabelTable(Folder):
     if not classes:
       raise UserError(f'{self.name}: no column of labels beside {[*columns]}.')
     for name in classes:
-      if wrong := {*map(str, columns[name])} - {'0', '1', '0.0', '1.0'}:
+      if wrong := {*map(str, columns[name])} - _BINARY.keys():
         raise UserError(
           f'{self.name}: column {name!r} has {min(wrong)!r}: expected 0 or 1, or a column '
           f'{" or ".join(map(repr, _LABELS))}.'
         )
     rows = zip(*(columns[name] for name in classes), strict=True)
-    return classes, [[i for i, x in enumerate(row) if float(x)] for row in rows]
+    return classes, [[i for i, x in enumerate(row) if _BINARY[str(x)]] for row in rows]
 
   def read(self, indices: np.ndarray) -> list[dict]:
     files = self._pool.map(self._content, [self.name_of(i) for i in indices])

@@ -46,7 +46,7 @@ class Parquet(shards.Encoded):
   ):
     self._columns = dict(columns or {})
     super().__init__(target, split, stream, shuffle_buffer)
-    file = _open(self._parts[0].filename)
+    file = open_file(self._parts[0].filename)
     rows = max(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
     if not self._buffer:
       self.remarks = '; '.join(
@@ -62,7 +62,7 @@ class Parquet(shards.Encoded):
     return shards.find_columns(self.name, _NAMES, self._columns, has, ('image',))
 
   def _labels(self, part) -> list:
-    file = _open(part.filename)
+    file = open_file(part.filename)
     name = self._names(file).get('label')
     if name is None:
       return [None] * part.take
@@ -73,10 +73,10 @@ class Parquet(shards.Encoded):
     return labels
 
   def _count(self, path: str) -> int:
-    return _open(path).metadata.num_rows
+    return open_file(path).metadata.num_rows
 
   def _read_rows(self, path: str, rows: list[int]) -> list[dict]:
-    file = _open(path)
+    file = open_file(path)
     names = self._names(file)
     sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
     ends, out = np.cumsum(sizes), []
@@ -99,7 +99,8 @@ def _record(cells: dict) -> dict:
 
 
 @functools.cache
-def _open(path: str):
+def open_file(path: str):
+  """Opens a Parquet file as a `pyarrow.parquet.ParquetFile`."""
   try:
     import pyarrow
     from pyarrow import parquet
@@ -114,7 +115,7 @@ def _open(path: str):
 @functools.lru_cache(maxsize=_GROUPS)
 def _read_group(path: str, group: int, columns: tuple[str, ...]):
   with stalls.reading(path):
-    # Not `_open`, whose file is not for several threads.
+    # Not `open_file`, whose file is not for several threads.
     from pyarrow import parquet
 
     return parquet.ParquetFile(path).read_row_group(group, columns=list(columns))
