@@ -27,7 +27,7 @@ import dino_i1k
 
 from vit_jax.config import parse_arg
 
-DEBUG = dict(data='shapes', train='train[:64]', batch=16, steps=4, outputs=64)
+DEBUG = dict(data='digits', train='train[:64]', batch=16, steps=4, outputs=64)
 
 
 def get_config(arg=None):
@@ -44,7 +44,7 @@ def get_config(arg=None):
     ema=0.99,
   )
   arg.epochs = 0.0
-  arg.local = arg.local or (0 if arg.data == 'shapes' else 112)
+  arg.local = arg.local or (0 if arg.data == 'digits' else 112)
   blur = 'p=(1.0, 0.1, 0.5), pillow=True'
   c = dino_i1k.start(arg, batch=64, epochs=1.0, area=32, blur=blur)
   del c.epochs

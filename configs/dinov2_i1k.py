@@ -2,7 +2,7 @@
 
   vit_jax train --config=dinov2_i1k                      # L/16 on ImageNet-1k, 100 "epochs"
   vit_jax train --config=dinov2_i1k:recipe=large,data=photos,knn=photos
-  vit_jax train --config=dinov2_i1k:data=shapes,seed=0 --workdir=runs/dinov2    # bundled
+  vit_jax train --config=dinov2_i1k:data=digits,seed=0 --workdir=runs/dinov2    # bundled
   vit_jax train --config=dinov2_i1k:debug
 
 As dino_i1k, and the student also predicts patches that it does not see (iBOT), while KoLeo
@@ -81,7 +81,7 @@ def get_config(arg=None):
   arguments = dict(variant='', recipe='short', blur='intended')
   arg = parse_arg(arg, debug=DEBUG, **dino_i1k.ARGUMENTS, **arguments)
   r = choose('recipe', arg.recipe, RECIPES)
-  small = arg.data == 'shapes'
+  small = arg.data == 'digits'
   arg.variant = arg.variant or r['variant']
   arg.local = arg.local or (0 if small else r['local'])
   blur = f'p=(1.0, 0.1, 0.5){choose("blur", arg.blur, BLURS)}'

@@ -12,6 +12,7 @@ code, facebookresearch/dino and facebookresearch/dinov2.
 
 import contextlib
 import math
+import re
 from typing import Annotated, Literal
 
 import flax.linen as nn
@@ -245,9 +246,9 @@ class DINO:
     self.koleo, self.koleo_group = koleo, koleo_group
 
   def init(self, rng, spec: dict) -> dict:
-    """Returns the variables of model and heads."""
+    """Returns the variables of model and heads, with the authors' initial values."""
     image = jnp.zeros((1, *spec['image'].shape[-3:]), jnp.float32)
-    keys = jax.random.split(rng, 3)
+    keys = jax.random.split(rng, 4)
     (_, out), variables = self.model.init_with_output(keys[0], image)
     if trees.STATS in variables:
       raise UserError('config.task: dino trains models without batch norms.')
@@ -262,7 +263,11 @@ class DINO:
         own['patch_head'] = init(self.patch_head, keys[2])
       if self.centers:
         stats['patch_center'] = jnp.zeros(self.patch_head.outputs)
-    params = {**variables['params'], self.OWN: own}
+    flat = trees.flatten(variables['params'])
+    for i, (name, x) in enumerate(flat.items()):
+      if re.fullmatch('Transformer/.*kernel', name):
+        flat[name] = 0.02 * jax.random.normal(jax.random.fold_in(keys[3], i), x.shape)
+    params = {**trees.unflatten(flat), self.OWN: own}
     return {'params': params, trees.STATS: {self.OWN: stats}}
 
   def prepare(self, batch: dict, rng, state) -> dict:
@@ -290,10 +295,10 @@ class DINO:
       hidden = draw_masks(rng, 2 * B, self.grid).reshape(B, 2, -1)
       # The hidden patches come first. Others fill up the number that all crops have.
       order = jnp.argsort(~hidden, axis=-1, stable=True)[..., : self.hidden]
-      new |= {'hidden': hidden, 'order': order}
-      new |= {'real': jnp.take_along_axis(hidden, order, axis=-1)}
+      kept = jnp.take_along_axis(hidden, order, axis=-1)
+      new |= {'hidden': hidden, 'order': order, 'real': kept}
       logits = self._assign_patches(teacher, out, new)
-      real = new['real'] & real[..., None]
+      real = kept & real[..., None]
       center = self._center(logits, real, temperature, stats.get('patch_center'))
       share = real / jnp.maximum(real.sum(), 1)
       new |= {'patches': logits - center, 'share': share}
