@@ -176,6 +176,24 @@ def test_parquet_names_its_classes(written):
   assert '3 rows at a time' in source.describe()
 
 
+def test_parquet_with_several_labels(tmp_path):
+  labels = [[0, 2], [], [1]]
+  table = pyarrow.table({'image': [png(i) for i in range(3)], 'labels': labels})
+  names = {
+    'info': {'features': {'labels': {'feature': {'names': ['a', 'b', 'c', 'd']}}}}
+  }
+  table = table.replace_schema_metadata({'huggingface': json.dumps(names)})
+  parquet.write_table(table, tmp_path / 'train.parquet')
+  source = sources.build(f'parquet:{tmp_path}', 'train')
+  assert source.class_names == ['a', 'b', 'c', 'd']
+  assert [x['label'] for x in source.read(np.arange(3))] == labels
+  assert source.multi_hot.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+  (batch,) = pipeline.EvalBatches(
+    f'parquet:{tmp_path}', 'train', 'decode|resize(8)|value_range', 3
+  ).iterate()
+  assert batch['label'].tolist() == [[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
+
+
 def test_a_pattern_names_shards(written):
   folder = written['wds']
   source = sources.build(f'{folder}/train-{{0..1}}.tar', 'train')

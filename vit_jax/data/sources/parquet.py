@@ -14,7 +14,7 @@ from vit_jax.errors import UserError
 _NAMES = {
   'image': ('image', 'img', 'jpg', 'image_bytes'),
   'text': ('text', 'caption', 'captions'),
-  'label': ('label', 'cls', 'fine_label'),
+  'label': ('label', 'labels', 'cls', 'fine_label'),
 }
 # Groups of rows that a file keeps in memory.
 _GROUPS = 4
@@ -24,9 +24,9 @@ class Parquet(shards.Encoded):
   """`parquet:FOLDER`: a column of encoded images, and columns of captions and labels.
 
   The column of images holds bytes, or {'bytes', 'path'}; captions are a text or a list of
-  texts; a label is an integer, whose names stand in the metadata of the hub. Parquet is read in
-  groups of rows, which makes reading at random slow if they are large: `stream` then reads from
-  front to back.
+  texts; a label is an integer or a list of integers, whose names stand in the metadata of the
+  hub. Parquet is read in groups of rows, which makes reading at random slow if they are large:
+  `stream` then reads from front to back.
 
   Options:
     columns: {'image', 'text' or 'label': name of its column}, for other names than usual.
@@ -68,7 +68,8 @@ class Parquet(shards.Encoded):
       return [None] * part.take
     column = file.read(columns=[name]).column(name)
     labels = column[part.skip : part.skip + part.take].to_pylist()
-    if wrong := [x for x in labels if not isinstance(x, int | None)]:
+    numbers = lambda x: x if isinstance(x, list) else [] if x is None else [x]
+    if wrong := [y for x in labels for y in numbers(x) if not isinstance(y, int)]:
       raise UserError(f'{part.filename}: the label {wrong[0]!r} is not an integer.')
     return labels
 
@@ -124,5 +125,6 @@ def _read_group(path: str, group: int, columns: tuple[str, ...]):
 def _class_names(file, column: str | None) -> list[str] | None:
   """Returns the names of classes in the metadata of the hub."""
   metadata = (file.schema_arrow.metadata or {}).get(b'huggingface', b'{}')
-  features = json.loads(metadata).get('info', {}).get('features', {})
-  return features.get(column, {}).get('names')
+  feature = json.loads(metadata).get('info', {}).get('features', {}).get(column, {})
+  # That of lists describes their elements.
+  return feature.get('feature', feature).get('names')

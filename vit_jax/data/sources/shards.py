@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.features import ImageFeature, LabelFeature, TextFeature
+from vit_jax.data.features import ImageFeature, LabelFeature, MultiHot, TextFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.sources.record_files import Piece
@@ -97,8 +97,8 @@ class Shards(Source):
 class Encoded(Shards):
   """Encoded images in files, with captions, and with labels where there are any.
 
-  A record is {'image': bytes, 'text': captions, 'label': int} with those that there are, or
-  {'error': reason}. Labels count if every example has one.
+  A record is {'image': bytes, 'text': captions, 'label': int or list} with those that there
+  are, or {'error': reason}. Labels count if every example has one, or a list of them.
   """
 
   SCHEME: str
@@ -120,6 +120,10 @@ class Encoded(Shards):
     labels = [label for part in self._parts for label in self._labels(part)]
     if lacks := labels.count(None):
       self.remarks = f'{lacks:,} without a label' if lacks < len(labels) else ''
+    elif isinstance(labels[0], list):
+      self.features['label'] = LabelFeature(several=True)
+      self.num_classes = max(itertools.chain(*labels), default=0) + 1
+      self.multi_hot = MultiHot(self.num_classes)(labels, [None] * len(labels))
     else:
       self.features['label'] = LabelFeature()
       self.labels = np.array(labels, np.int64)
