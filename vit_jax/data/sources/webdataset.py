@@ -17,8 +17,9 @@ class WebDataset(Encoded):
   """`wds:TARS`: the image 003.jpg, its caption 003.txt or 003.json, its label 003.cls.
 
   Each line of a .txt is a caption. In a .json, 'caption', 'captions' or 'text' is a caption
-  or a list. A .cls holds a number, and counts if every example has one. The place of each file is read when a run starts, so that
-  examples are read in any order; tars may not be compressed.
+  or a list. A .cls holds a number, and counts if every example has one. The place of each
+  file is read when a run starts, so that examples are read in any order; tars may not be
+  compressed.
 
   Options:
     stream, shuffle_buffer: see `records.RecordFiles`.
@@ -80,7 +81,8 @@ def _read(path: str, example: dict) -> dict:
   try:
     with stalls.reading(path), open(path, 'rb', buffering=0) as file:
       read = {kind: os.pread(file.fileno(), n, at) for kind, (at, n) in places.items()}
-    out |= {'image': read['image']} if 'image' in read else {}
+    if 'image' in read:
+      out['image'] = read['image']
     texts = read['txt'].decode().splitlines() if 'txt' in read else []
     if 'json' in read and not texts:
       content = json.loads(read['json'])
