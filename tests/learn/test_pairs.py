@@ -11,7 +11,7 @@ import pytest
 import vit_jax
 from tests.support import GOLDEN, naming, runs
 from tests.support import pairs as support
-from vit_jax import config, models, sharding, tasks, trees
+from vit_jax import config, evaluators, models, sharding, tasks, trees
 from vit_jax.errors import UserError
 from vit_jax.learn import image_text, pairs
 from vit_jax.optim import multipliers
@@ -310,3 +310,18 @@ def test_published_towers_go_on(make, tmp_path):
   again = runs.killed(folder, tmp_path / 'again')
   train(again, 'optim.lr=1e-30', **sections)
   runs.assert_same(folder, again)
+
+
+def test_evaluations_say_what_they_need(tmp_path):
+  (tmp_path / 'a.csv').write_text('image,text\na.png,red\n')
+  (tmp_path / 'a.png').write_bytes(b'')
+  data = dict(source=f'captions:{tmp_path}', split='train', batch_size=8)
+  data |= dict(pp='decode|resize(8)|value_range')
+  mesh = sharding.make_mesh()
+  build = functools.partial(evaluators.build, mesh=mesh, data=data)
+  with pytest.raises(UserError, match=naming('captions', 'no label')):
+    build('zero_shot', tokens=TOKENS, names='a,b')
+  with pytest.raises(UserError, match=naming('captions', 'no label')):
+    build('classification')
+  with pytest.raises(UserError, match=naming('tokenize(captions=5)')):
+    build('retrieval')

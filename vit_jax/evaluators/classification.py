@@ -91,6 +91,7 @@ class Classification(OneSplit):
       # Used for a source that does not know its number of classes.
       data = {'model_classes': model.number, **data}
     super().__init__(mesh, check_stop, data=data)
+    self.batches.classes_of('label')
     source = self.batches.source
     self.match: class_match.Match | None = None
     # Label sets number classes as the model does, unless the images are in folders named by

@@ -79,7 +79,8 @@ class Probe(contracts.Evaluator):
         for split, expression in named.items()
         if expression is not None
       }
-      classes = {k: batches.num_classes for k, batches in self.datasets[name].items()}
+      splits = self.datasets[name].items()
+      classes = {k: batches.classes_of('label')[0] for k, batches in splits}
       if len(set(classes.values())) > 1:
         raise UserError(
           f'Data set {name!r} has different numbers of classes, {classes}: set num_classes.'
