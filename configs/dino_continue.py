@@ -7,7 +7,7 @@
 SOURCE is a ViT: a file, a hub folder, a name or the folder of a run. FOLDER has images in
 `train`, with or without folders of classes. knn=LABELLED, with splits `train` and `val`,
 measures the features of the average; compare with those of SOURCE:
-vit_jax evaluate SOURCE --data LABELLED --probe knn.
+vit_jax evaluate SOURCE --data LABELLED --split val --probe knn.
 
 The heads of published backbones are not published, and the gradients of a random head ruin a
 backbone. So the backbone waits: for the share `head` of the run its rate is 0, and then that of

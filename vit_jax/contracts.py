@@ -22,6 +22,9 @@ class Task(Protocol):
 
   `batch['weight']` [B] sums to 1 over the global batch, and is 0 for masked examples.
   Losses and metrics are sums weighted by it, so that they add up over micro-batches.
+
+  A task may also have `find_problem(metrics) -> str`: why a run ends after a step with these
+  metrics, or ''.
   """
 
   # The label feature whose classes the model's head predicts; None: the model has no head.
