@@ -218,9 +218,12 @@ def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
   """
   bias_refs, (out_ref, *logs_ref) = refs[: 2 * biased], refs[2 * biased :]
   del queries  # Rows beyond the last query are computed but not written.
+  # Scores are scaled, for powers of 2. Queries are not: bfloat16 would round them again,
+  # unless heads have 4^n channels.
   out, scale = _Sum(out_ref), plan.head**-0.5 * math.log2(math.e)
   # Statistics of all heads, each in a lane of its own, so that one transposition does.
-  number = lax.broadcasted_iota(jnp.int32, (plan.rows, LANES), 1)
+  heads = plan.lanes // plan.head
+  number = lax.broadcasted_iota(jnp.int32, (plan.rows, _round_up(heads, LANES)), 1)
   highs, totals = jnp.zeros(number.shape), jnp.ones(number.shape)
   for at, (head, span) in enumerate(_heads(plan.head, plan.lanes)):
     q, k, v = (ref[0, :, span] for ref in (q_ref, k_ref, v_ref))
@@ -238,7 +241,7 @@ def _forward(plan, queries, biased, q_ref, k_ref, v_ref, *refs):
       totals = jnp.where(number == at, total, totals)
   if logs_ref:
     logs = highs * scale + jnp.log2(totals)
-    logs_ref[0][0, 0] = logs.T[: plan.lanes // plan.head]
+    logs_ref[0][0, 0] = logs.T[:heads]
 
 
 def _backward(plan, queries, biased, q_ref, k_ref, v_ref, g_ref, logs_ref, *refs):
