@@ -120,6 +120,34 @@ def koleo(x, mask, group: int):
   return -jnp.log(distances + 1e-8).swapaxes(0, 1).ravel()
 
 
+def log_student(logits):
+  """Returns the student's log-probabilities [..., K]."""
+  return jax.nn.log_softmax(logits / STUDENT_TEMPERATURE)
+
+
+def cross_entropy(targets, log_p):
+  """Returns [B], the mean over pairs of a target and another crop.
+
+  Args:
+    targets: [B, 2, K], those of the first two crops.
+    log_p: [B, n, K].
+  """
+  pairs = -jnp.einsum('btk,bsk->bts', targets, log_p, precision='highest')
+  other = ~jnp.eye(*pairs.shape[1:], dtype=bool)
+  return jnp.where(other, pairs, 0).sum((1, 2)) / other.sum()
+
+
+def hidden_cross_entropy(targets, log_p, real):
+  """Returns [B], the mean over 2 crops of the mean over hidden patches, 0 if there are none.
+
+  Args:
+    targets, log_p: [B, 2, k, K].
+    real: bool [B, 2, k], whether a patch is hidden.
+  """
+  losses = jnp.where(real, -(targets * log_p).sum(-1), 0).sum(-1)
+  return (losses / jnp.maximum(real.sum(-1), 1)).mean(-1)
+
+
 def resize_positions(family, params: dict, old, new, method: str) -> dict:
   """Resizes the tables of positions for another grid, in a way that has a gradient.
 
@@ -420,31 +448,3 @@ class DINO:
     return change_patches(
       self.layer, lambda x: jnp.where(hidden, mask.astype(x.dtype), x)
     )
-
-
-def log_student(logits):
-  """Returns the student's log-probabilities [..., K]."""
-  return jax.nn.log_softmax(logits / STUDENT_TEMPERATURE)
-
-
-def cross_entropy(targets, log_p):
-  """Returns [B], the mean over pairs of a target and another crop.
-
-  Args:
-    targets: [B, 2, K], those of the first two crops.
-    log_p: [B, n, K].
-  """
-  pairs = -jnp.einsum('btk,bsk->bts', targets, log_p, precision='highest')
-  other = ~jnp.eye(*pairs.shape[1:], dtype=bool)
-  return jnp.where(other, pairs, 0).sum((1, 2)) / other.sum()
-
-
-def hidden_cross_entropy(targets, log_p, real):
-  """Returns [B], the mean over 2 crops of the mean over hidden patches, 0 if there are none.
-
-  Args:
-    targets, log_p: [B, 2, k, K].
-    real: bool [B, 2, k], whether a patch is hidden.
-  """
-  losses = jnp.where(real, -(targets * log_p).sum(-1), 0).sum(-1)
-  return (losses / jnp.maximum(real.sum(-1), 1)).mean(-1)
