@@ -151,6 +151,27 @@ def test_devices_chunks_and_parts_change_nothing(loss, monkeypatch):
       np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize('loss', pairs.LOSSES)
+def test_a_device_holds_the_logits_of_one_chunk(loss):
+  mesh, B = sharding.make_mesh(), 4096
+  split, whole = sharding.batch_sharding(mesh), sharding.replicated_sharding(mesh)
+  vectors = jax.ShapeDtypeStruct((B, 16), jnp.float32, sharding=split)
+  weight = jax.ShapeDtypeStruct((B,), jnp.float32, sharding=split)
+  number = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+
+  def temporaries(chunk: int) -> int:
+    function = functools.partial(pairs.LOSSES[loss], chunk=chunk)
+    grad = jax.jit(jax.grad(function, (0, 1)), out_shardings=split)
+    with jax.set_mesh(mesh):
+      lowered = grad.lower(vectors, vectors, number, number, weight)
+    options = {'xla_backend_optimization_level': 0}
+    return lowered.compile(options).memory_analysis().temp_size_in_bytes
+
+  # A chunk's logits, their comparisons and a copy for the derivative.
+  assert temporaries(256) < 5 * 4 * 256 * B / 8
+  assert temporaries(B) > 4 * B * B / 8
+
+
 def test_weight_decay_leaves_temperature_and_bias_alone():
   params = jax.eval_shape(build().init, KEY, spec())['params']
   factors = trees.flatten(trees.select(multipliers.WD_RULES, params))
