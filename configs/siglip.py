@@ -37,7 +37,6 @@ from vit_jax.text import tokenizer
 
 DEBUG = dict(data='shapes', train='train[:64]', val='val[:32]', batch=16, steps=4)
 SHAPES = dict(width=96, depth=4, mlp_dim=192, num_heads=6, patch_size=(4, 4))
-SHAPES |= dict(posemb='sincos2d')
 COLOURS = ('red', 'yellow', 'green', 'cyan', 'blue', 'magenta')
 KINDS = ('circle', 'square', 'triangle', 'star', 'cross', 'ring')
 UNSEEN = [
@@ -56,8 +55,7 @@ def get_config(arg=None, lock=False):
     variant='B/16',
     res=0,
     loss='sigmoid',
-    # 0: -10, and for shapes -5, near -ln of their smaller batch.
-    bias=0.0,
+    bias=-10.0,
     vocab=tokenizer.BYTES,
     length=0,
     batch=0,
@@ -72,11 +70,11 @@ def get_config(arg=None, lock=False):
   )
   shapes = arg.data == 'shapes'
   tuned = bool(arg.weights) and not lock
-  batch = arg.batch or (96 if shapes else 256 if tuned else 32_768)
+  batch = arg.batch or (128 if shapes else 256 if tuned else 32_768)
   c = ml_collections.ConfigDict()
   c.seed = arg.seed
   steps = 65_000 if lock else 1000 if tuned else 100_000
-  c.steps = arg.steps or (2000 if shapes else steps)
+  c.steps = arg.steps or (3000 if shapes else steps)
 
   c.task = dict(name='pairs')
   if arg.weights:
@@ -93,7 +91,7 @@ def get_config(arg=None, lock=False):
       tokens = f"tokenize({arg.vocab!r}, {length}, clean='big_vision')"
     rules = tokenizer.Rules(length, 'none', None)
     width = 96 if shapes else 768
-    c.task.update(loss=arg.loss, bias=arg.bias or (-5.0 if shapes else -10.0))
+    c.task.update(loss=arg.loss, bias=arg.bias)
     c.task.text = dict(
       vocab=tokenizer.read(arg.vocab, rules).size,
       width=width,
@@ -111,7 +109,7 @@ def get_config(arg=None, lock=False):
     c.weights.skip = ['pairs/.*']
     c.tune = dict(method='rules', train=['pairs/.*'])
 
-  lr = arg.lr or (2e-3 if shapes else 1e-5 if tuned else 1e-3)
+  lr = arg.lr or (1e-5 if tuned else 1e-3)
   c.optim = dict(name='adamw', lr=lr, b2=0.95, wd=arg.wd, clip=1.0)
   c.optim.schedule = dict(decay='cosine', warmup=min(10_000, c.steps // 10))
 
