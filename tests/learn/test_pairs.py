@@ -285,6 +285,13 @@ def test_a_locked_tower_stays(pairs_run, tmp_path, locked):
     assert all(same) == (name == locked), name
 
 
+def test_lit_starts_from_a_run(pairs_run, tmp_path, monkeypatch):
+  args = f'weights={pairs_run},data=shapes,batch=16,train=train[:64],val=val[:20%]'
+  c = config.load(f'{runs.ROOT}/configs/lit.py:{args}')
+  runs.on_one_device(monkeypatch)
+  runs.until_the_first_step(monkeypatch, c, tmp_path / 'run')
+
+
 # -- published towers -----------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import sharding
-from vit_jax.data import pipeline
 from vit_jax.data.ops import registry
 from vit_jax.errors import UserError
 from vit_jax.evaluators import knn
@@ -60,7 +59,6 @@ class ZeroShot(Classification):
     check_stop,
     model=None,
     *,
-    data: Annotated[dict, pipeline.check_evaluate],
     tokens: Annotated[str, _check_tokens] = 'tokenize',
     names: str | None = None,
     templates: str = 'openai',
@@ -77,7 +75,7 @@ class ZeroShot(Classification):
     del model
     words = prompts.labels(names) if names else None
     classes = Classes(words, len(words)) if words else None
-    super().__init__(mesh, check_stop, classes, data=data, **options)
+    super().__init__(mesh, check_stop, classes, **options)
     source = self.batches.source
     if words is None and source.class_names is None:
       raise UserError(f'{source.name} has no class names: set names of the evaluation.')
@@ -122,16 +120,9 @@ class Retrieval(OneSplit):
     '(examples|texts|bad_images)': Metric(),
   }
 
-  def __init__(
-    self,
-    mesh,
-    check_stop,
-    model=None,
-    *,
-    data: Annotated[dict, pipeline.check_evaluate],
-  ):
-    """Opens the data."""
-    super().__init__(mesh, check_stop, model, data=data)
+  def __init__(self, mesh, check_stop, model=None, **options):
+    """Opens the data; `options` are those of `OneSplit`."""
+    super().__init__(mesh, check_stop, model, **options)
     if 'text_mask' not in self.batches.spec:
       raise UserError(
         'retrieval compares all captions: write tokenize(captions=5) in pp.'
