@@ -140,21 +140,11 @@ def three_augment(jitter: Factor = 0.3):
 
 def _jitter(image, order, factors):
   """Applies four changes in an `order`, int [4], each with its factor, float32 [4]."""
-  numbers = [order[place] for place in range(4)]
-
-  def step(image, mean, number):
-    contrast = lambda x, factor: _blend(x, mean, factor)
-    changes = [lambda x, factor: _clip(factor * x), contrast, _saturate, _turn_hue]
-    return jax.lax.switch(number, changes, image, factors[number])
-
-  # The mean is that of the image to which contrast is applied. It comes first, so that XLA
-  # reads the image twice, and not at each step.
-  before, place = image, jnp.argmax(order == 1)
-  for i, number in enumerate(numbers[:3]):
-    before = jnp.where(i < place, step(before, 0.0, number), before)
-  mean = _grey(before).mean()
-  for number in numbers:
-    image = step(image, mean, number)
+  contrast = lambda x, factor: _blend(x, _grey(x).mean(), factor)
+  saturation = lambda x, factor: _blend(x, _grey(x), factor)
+  changes = [lambda x, factor: _clip(factor * x), contrast, saturation, _turn_hue]
+  for i in order:
+    image = jax.lax.switch(i, changes, image, factors[i])
   return image
 
 
@@ -162,10 +152,6 @@ def _grey(image):
   # A product of matrices would be rounded to bfloat16 on TPUs.
   r, g, b = image
   return jnp.broadcast_to(0.2989 * r + 0.587 * g + 0.114 * b, image.shape)
-
-
-def _saturate(image, factor):
-  return _blend(image, _grey(image), factor)
 
 
 def _blend(image, other, factor):
@@ -183,8 +169,9 @@ def _solarize(image):
 def _turn_hue(image, turn):
   """Turns the hue of HSV by a part of a circle."""
   r, g, b = image
-  high = jnp.maximum(jnp.maximum(r, g), b)
-  chroma = high - jnp.minimum(jnp.minimum(r, g), b)
+  # XLA does not compute a reduction again for each plane, as it would jnp.maximum.
+  high = image.max(0)
+  chroma = high - image.min(0)
   divisor = jnp.where(chroma == 0, 1, chroma)
   # The hue in sixths of a circle: 0 red, 2 green, 4 blue.
   sixths = jnp.where(high == g, 2 + (b - r) / divisor, 4 + (r - g) / divisor)
