@@ -169,6 +169,12 @@ def test_streams_and_labels(written, name):
   assert [example['label'] for example in examples] == label.tolist()
 
 
+def test_a_stream_has_an_order_of_its_own(written):
+  options = {'source_options': {'stream': True}, 'sampling': 'balanced'}
+  with pytest.raises(UserError, match=naming("sampling='balanced'", "'stream'")):
+    batches(written['parquet'], PP, **options)
+
+
 def test_parquet_names_its_classes(written):
   source = sources.build(written['parquet'], 'val')
   assert source.class_names == ['a', 'b', 'c', 'd']

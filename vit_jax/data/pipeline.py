@@ -194,9 +194,14 @@ class TrainBatches(Batches):
   """Endless shuffled batches. Each epoch is a permutation that leaves no example out."""
 
   def _open(self, seed, host, hosts):
+    reading, order = self.source.plan_training(seed, self.batch_size, host, hosts)
     if self._sampling:
-      return self.source, sampling.order(self._sampling, self.source, seed)
-    return self.source.plan_training(seed, self.batch_size, host, hosts)
+      if reading is not self.source:
+        raise ValueError(
+          f"{self.source.name}: sampling={self._sampling!r} reads at random: leave out 'stream'"
+        )
+      order = sampling.order(self._sampling, self.source, seed)
+    return reading, order
 
   def iterate(self, start_step: int = 0) -> Iterator[dict]:
     """Yields this host's NumPy batches from global batch `start_step` on.
