@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 import vit_jax
@@ -10,6 +11,7 @@ from tests.support import GOLDEN, image_folder, naming, runs
 from vit_jax import config, trees
 from vit_jax.errors import UserError
 from vit_jax.tools.inspect import source
+from vit_jax.train import teacher
 
 # The student sees 16 x 16 pixels of another range, the teacher 8 x 8.
 STUDENT = (
@@ -44,6 +46,21 @@ def test_a_run_says_who_its_teacher_is(distilled, reference):
   expected = {'source': str(reference), 'image_size': [8, 8], 'scale': [2.0]}
   assert section == expected | {'shift': [-1.0]}
   assert {'train/loss', 'train/agreement'} <= runs.rows(distilled)[0].keys()
+
+
+def test_pixels_of_the_teacher_are_those_of_its_pipeline():
+  config = {
+    'task': {'name': 'distill', 'teacher': str(GOLDEN / 'convnext_timm')},
+    'data': {'pp': 'decode|resize(32)|value_range(-1, 1)'},
+    'model': {'num_classes': 10},
+    'resolved': {'image_shape': [32, 32, 3], 'class_names': None},
+  }
+  section = teacher.complete(config, None)['task']['teacher']
+  pixels = np.random.default_rng(0).uniform(size=(5, 3))
+  ours = (2 * pixels - 1) * section['scale'] + section['shift']
+  # ImageNet's mean and deviation, which pipelines hold to seven digits.
+  expected = (pixels - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+  np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 def test_the_loaded_run_is_the_student(distilled, reference):
@@ -114,8 +131,8 @@ def test_recipes_start_with_a_teacher(recipe, reference, tmp_path, monkeypatch):
   runs.on_one_device(monkeypatch)
   monkeypatch.chdir(runs.ROOT)
   # The recipes of ImageNet take digits as colour images.
-  teacher = GOLDEN / 'vit_google_token.npz' if recipe == 'deit_i1k' else reference
-  c = config.load(f'configs/{recipe}.py:debug,teacher={teacher}')
+  place = GOLDEN / 'vit_google_token.npz' if recipe == 'deit_i1k' else reference
+  c = config.load(f'configs/{recipe}.py:debug,teacher={place}')
   runs.until_the_first_step(monkeypatch, c, tmp_path)
 
 
@@ -138,6 +155,6 @@ def test_recipes_start_with_a_teacher(recipe, reference, tmp_path, monkeypatch):
 def test_teachers_that_do_not_fit_are_refused(
   place, more, facts, reference, tmp_path, one_device
 ):
-  teacher = reference if place == 'run' else GOLDEN / place
+  weights = reference if place == 'run' else GOLDEN / place
   with pytest.raises(UserError, match=naming(*facts)):
-    distil(tmp_path, teacher, 'checkpoint.best=None', *more, evals={})
+    distil(tmp_path, weights, 'checkpoint.best=None', *more, evals={})
