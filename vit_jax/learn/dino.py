@@ -6,13 +6,12 @@ the student also predicts the assignment of patches that it does not see (iBOT, 
 2111.07832), and KoLeo spreads the features of a batch.
 
 The teacher's targets are computed in `prepare`, over the whole batch, so that devices and
-micro-batches do not change them. Losses, initial values and constants are those of the authors'
+micro-batches do not change them. Losses, heads and constants are those of the authors'
 code, facebookresearch/dino and facebookresearch/dinov2.
 """
 
 import contextlib
 import math
-import re
 from typing import Annotated, Literal
 
 import flax.linen as nn
@@ -30,7 +29,7 @@ STUDENT_TEMPERATURE = 0.1
 CENTER_MOMENTUM = 0.9
 # Nats of `information` below which a step counts as collapsed, and the number of such steps
 # in a row that ends a run.
-COLLAPSED, PATIENCE = 1e-3, 200
+COLLAPSED, PATIENCE = 0.02, 200
 
 
 # -- the parts ------------------------------------------------------------------------
@@ -274,9 +273,9 @@ class DINO:
     self.koleo, self.koleo_group = koleo, koleo_group
 
   def init(self, rng, spec: dict) -> dict:
-    """Returns the variables of model and heads, with the authors' initial values."""
+    """Returns the variables of model and heads."""
     image = jnp.zeros((1, *spec['image'].shape[-3:]), jnp.float32)
-    keys = jax.random.split(rng, 4)
+    keys = jax.random.split(rng, 3)
     (_, out), variables = self.model.init_with_output(keys[0], image)
     if trees.STATS in variables:
       raise UserError('config.task: dino trains models without batch norms.')
@@ -291,11 +290,7 @@ class DINO:
         own['patch_head'] = init(self.patch_head, keys[2])
       if self.centers:
         stats['patch_center'] = jnp.zeros(self.patch_head.outputs)
-    flat = trees.flatten(variables['params'])
-    for i, (name, x) in enumerate(flat.items()):
-      if re.fullmatch('Transformer/.*kernel', name):
-        flat[name] = 0.02 * jax.random.normal(jax.random.fold_in(keys[3], i), x.shape)
-    params = {**trees.unflatten(flat), self.OWN: own}
+    params = {**variables['params'], self.OWN: own}
     return {'params': params, trees.STATS: {self.OWN: stats}}
 
   def prepare(self, batch: dict, rng, state) -> dict:
