@@ -54,7 +54,7 @@ TRAIN = [
 PLOTS = ['matplotlib>=3.8']
 DETECTION = ['pycocotools>=2.0.11']  # COCO's metric, and masks of objects
 HUB = ['huggingface_hub>=0.30']
-FEATURES = ['pyarrow>=18']  # Parquet of `embed` and `search`
+FEATURES = ['pyarrow>=18']  # Parquet of `embed` and `search`, and of images
 # HEIC, in which telephones store photographs. The wheels of pillow-heif are under GPLv2,
 # because they bundle libx265.
 HEIF = ['pillow-heif>=0.22']

@@ -34,7 +34,7 @@ OPTIONAL = {
   'tokenizers': ('text', 'texts for CLIP and SigLIP'),
   'sentencepiece': ('text', 'texts for SigLIP'),
   'gcsfs': ('gcs', 'runs and data in buckets, gs://'),
-  'pyarrow': ('features', 'files of features'),
+  'pyarrow': ('features', 'files of features, images in Parquet'),
   'pillow_heif': ('heif', 'HEIC photographs'),
   'wandb': ('wandb', 'a mirror of the metrics'),
   'mlflow': ('mlflow', 'a mirror of the metrics'),
