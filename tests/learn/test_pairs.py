@@ -180,6 +180,21 @@ def test_weight_decay_leaves_temperature_and_bias_alone():
   assert not factors['pairs/logit_bias']
 
 
+def test_the_scale_of_softmax_stays_below_100():
+  task = build(loss='softmax')
+  variables = jax.jit(lambda: task.init(KEY, spec()))()
+
+  def scale(log):
+    own = {**variables['params']['pairs'], 'logit_scale': log}
+    params = {**variables['params'], 'pairs': own}
+    return task.predict({'params': params}, {'text': batch()['text']})['scale']
+
+  value, grad = jax.jit(jax.value_and_grad(scale))(5.0)
+  assert value == pytest.approx(100)
+  assert grad == pytest.approx(100)  # so that it can come back
+  assert scale(4.0) == pytest.approx(np.exp(4))
+
+
 REFUSED = [
   (lambda: build(text=None), ('text tower', 'lit')),
   (lambda: build(text=TEXT | dict(outputs=7)), ('7', '24')),
