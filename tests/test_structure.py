@@ -31,27 +31,27 @@ MODULES = sorted(
 # another, or says in its commit why it is worth it.
 ROOMS = {
   'checkpoint': (23, 0),
-  'data': (208, 60),
+  'data': (243, 91),
   'detection': (170, 110),
-  'evaluators': (60, 26),
+  'evaluators': (61, 27),
   'explain': (35, 0),
   'imagenet': (5, 0),
   'kernels': (24, 0),
-  'lab': (102, 20),
-  'learn': (32, 7),
-  'models': (104, 143),
-  'modules': (142, 2),
+  'lab': (103, 20),
+  'learn': (69, 30),
+  'models': (104, 144),
+  'modules': (151, 2),
   'nn': (52, 0),
-  'optim': (16, 14),
-  'tasks': (10, 5),
+  'optim': (21, 18),
+  'tasks': (24, 17),
   'text': (6, 0),
   'tools': (133, 85),
-  'train': (107, 3),
-  'tune': (55, 15),
-  'weights': (197, 0),
+  'train': (109, 3),
+  'tune': (60, 16),
+  'weights': (201, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 48_500, 'configs': 2_600, 'tests': 35_500}
+LINES = {'vit_jax': 51_900, 'configs': 3_200, 'tests': 37_900}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the rings around it.
