@@ -309,6 +309,11 @@ def test_several_labels_from_a_table(tmp_path, capsys):
   assert table[0].endswith('average_precision,auroc')
   assert [row.split(',')[1] for row in table[1:]] == ['cat', 'dog']
   assert not (out / 'confusion.csv').exists()
+  # On other data, too, the loss is that of the run.
+  again = ['--data', f'labels:{tmp_path}/a.csv', '--split', 'train[32:]', '--json']
+  assert evaluate.main([f'{tmp_path}/run', *again]) == 0
+  record = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert record['loss'] == pytest.approx(last['val/loss'], rel=1e-5)
   assert page.write(str(tmp_path / 'run'))
   html = (tmp_path / 'run' / 'report.html').read_text()
   assert 'vit_jax evaluate RUN --out DIR' in html

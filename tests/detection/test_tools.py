@@ -301,10 +301,10 @@ def test_the_twelve_numbers_and_files(data, tmp_path, capsys):
 
 def test_the_text_of_an_evaluation(data, capsys):
   lines = run(evaluate.main, capsys, *options(data), '--batch', 5).splitlines()
-  assert lines[0] == 'step         7'
+  assert lines[0] == 'step            7'
   assert lines[1].split()[-1] == 'train'
   assert lines[3].split() == ['ap50', '50.00%']
-  assert lines[-1] == 'examples     12'
+  assert lines[-1] == 'examples        12'
 
 
 def test_a_run_repeats_its_own_evaluation(data, tmp_path, capsys):

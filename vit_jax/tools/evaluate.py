@@ -72,7 +72,7 @@ def _evaluate(argv: list[str]) -> int:
   if (K := loaded.model.num_classes) is None:
     raise UserError(f'{args.source} has no head: {_TRAIN_ONE.format(args.source)}')
   _check_kind(str(section['data']['source']), args.source)
-  loss = args.loss or section.get('loss', 'softmax')
+  loss = args.loss or section.get('loss') or source.loss_of(args.source)
   losses.check_loss('--loss', loss, section)
   mesh = sharding.make_mesh()
   data = {'pp': loaded.pp, **section['data'], 'batch_size': args.batch or _BATCH}
@@ -114,7 +114,7 @@ def finish(args, out, record, values, metrics, predictions, files, note='') -> i
     name = own if own and not args.split else split
     evaluations.write_predictions(out, name, record['step'] or 0, predictions)
   of_run = f": the run's evaluation {own!r}" if own else ''
-  notes = [f'{"data":12} {record["data"]}, {split}{of_run}', *filter(None, [note])]
+  notes = [f'{"data":15} {record["data"]}, {split}{of_run}', *filter(None, [note])]
   source.print_values(args, record, values, metrics, notes)
   if out and not args.json:
     print(f'written to {out}: {", ".join(files)}')

@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax import cli, files, imagenet, terminal
-from vit_jax import config as config_lib
 from vit_jax.check import parse_options
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError, printable
@@ -50,7 +49,7 @@ def main(argv: list[str]) -> int:
     )
   paths = find_images(args.images)
   args.csv = args.csv and _check_csv(args.csv)
-  from vit_jax import inference
+  from vit_jax import inference, losses
 
   loaded = zero_shot.classifier(args, source.load(args))
   if (outputs := loaded.model.family.outputs) in PARTS:
@@ -67,7 +66,8 @@ def main(argv: list[str]) -> int:
   predicted = inference.predict_images(
     loaded, shown, batch_size=args.batch or _BATCH, pp=args.pp
   )
-  top = args.top or _TOP, least, _has_binary_loss(args.source)
+  binary = parse_options(source.loss_of(args.source))[0] in losses.BINARY
+  top = args.top or _TOP, least, binary
   images = list(_top(paths, predicted, loaded.class_names, *top))
   if args.csv:
     out_folder.write_csv(args.csv, _cells(images))
@@ -128,17 +128,6 @@ def _check_csv(name: str) -> Path:
     raise UserError(f'--csv {name}: expected FILE.csv.')
   out_folder.make(out_folder.check_folder(str(path.parent), '--csv'), '--csv')
   return path
-
-
-def _has_binary_loss(source: str) -> bool:
-  """Whether a source is a run of a classifier whose classes are independent."""
-  from vit_jax import losses, tasks
-  from vit_jax.weights import runs
-
-  config = config_lib.read(run[0]) if (run := runs.find(source)) else {}
-  text = config.get('task', {}).get('loss', 'softmax')
-  classifies = tasks.class_of(config).CLASSES is not None
-  return classifies and parse_options(text)[0] in losses.BINARY
 
 
 def _top(paths, predicted, names, number, least, binary):

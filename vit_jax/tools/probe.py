@@ -46,7 +46,7 @@ def run(args) -> int:
   record = {'source': args.source, 'step': loaded.step, 'probe': args.probe}
   record |= {'evaluation': own, **section}
   notes = [
-    f'{name:12} fitted to {data["train"]}, tested on {data["test"]}'
+    f'{name:15} fitted to {data["train"]}, tested on {data["test"]}'
     for name, data in section['datasets'].items()
   ]
   source.print_values(args, record, values, evaluator.METRICS, notes)

@@ -37,6 +37,16 @@ def add_options(
   add('--weights', metavar='SOURCE', help=weights)
 
 
+def loss_of(source: str) -> str:
+  """Returns the loss of a run that classifies, and 'softmax' for other sources."""
+  from vit_jax import tasks
+  from vit_jax.weights import runs
+
+  config = config_lib.read(run[0]) if (run := runs.find(source)) else {}
+  classifies = tasks.class_of(config).CLASSES is not None
+  return config.get('task', {}).get('loss', 'softmax') if classifies else 'softmax'
+
+
 def load(args: argparse.Namespace, **fields):
   """Loads the weights that the options name, as `weights.Loaded`.
 
@@ -122,10 +132,10 @@ def print_values(args, record: dict, values: dict, metrics, notes: list[str]) ->
     cli.print_json(record | values)
     return
   if record['step'] is not None:
-    print(f'{"step":12} {record["step"]:,}')
+    print(f'{"step":15} {record["step"]:,}')
   for line in notes:
     print(line)
   for name in values:
     metric = base.match_metric(metrics, name)
     if not metric.detail:
-      print(f'{name:12} {metric.format_with_std(values, name)}')
+      print(f'{name:15} {metric.format_with_std(values, name)}')
