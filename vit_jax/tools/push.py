@@ -119,7 +119,7 @@ def write(args, folder: Path) -> dict:
     'class_names': source.class_names,
     'license': args.license or licence.name or UNKNOWN,
     'stated': bool(args.license),
-    'origin': licence.origin and hide_folders(licence.origin),
+    'origin': licence.origin and _hide_folders(licence.origin),
     'base': base and base[1],
     'dataset': _dataset(config),
     'config': public(config),
@@ -207,10 +207,10 @@ def public(value):
     return {key: public(x) for key, x in value.items() if key not in hidden}
   if isinstance(value, list | tuple):
     return [public(item) for item in value]
-  return hide_folders(value) if isinstance(value, str) else value
+  return _hide_folders(value) if isinstance(value, str) else value
 
 
-def hide_folders(text: str) -> str:
+def _hide_folders(text: str) -> str:
   """Shortens 'folder:/home/me/photos' to 'folder:photos'; keeps gs://bucket/a."""
   return re.sub(
     r'(?<![\w:/])(folder:|records:|arrays:)?(~|\.{1,2})?/(?:[^/|]*/)*',
