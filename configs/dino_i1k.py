@@ -19,7 +19,8 @@ continues, see dino_continue. knn=SOURCE, with splits `train` and `val` of label
 measures the features of the average.
 
 data=digits trains a small ViT on bundled digits, which are turned, moved and scaled at random, and
-measures kNN on digits that are too.
+measures kNN on digits that are too: 51.9 % (an untrained encoder 31, pixels 69) in 5 minutes on a
+CPU core. It has no local crops, a sharper teacher and KoLeo.
 
 Hardware: as vit_i1k; an epoch costs 6 times one of supervised training. Expected (S/16, kNN
 and linear probe): 69.3 and 74.0 % in 100 epochs, 74.5 and 77.0 in 800. Not run here, because
@@ -40,6 +41,8 @@ DEBUG = dict(data='digits', train='train[:64]', batch=16, epochs=1.0)
 SMALL = dict(width=96, depth=3, mlp_dim=192, num_heads=6, patch_size=(8, 8))
 # Nuisances of angle, place and scale, in training and evaluation.
 DIGITS = "decode(3)|resize(32, method='bicubic', rounding='nearest')|random_affine(15, 0.2, (0.6, 1.2))"
+# Without these, a small model assigns digits to all prototypes alike.
+SMALL_TASK = dict(temperature=0.02, koleo=0.1)
 # Arguments that DINO and DINOv2 share.
 ARGUMENTS = dict(
   weights='',
@@ -59,7 +62,7 @@ ARGUMENTS = dict(
 
 def get_config(arg=None):
   arg = parse_arg(
-    arg, debug=DEBUG, **ARGUMENTS, variant='S/16', temperature=0.04, free=False
+    arg, debug=DEBUG, **ARGUMENTS, variant='S/16', temperature=0.0, free=False
   )
   small = arg.data == 'digits'
   c = start(
@@ -69,12 +72,14 @@ def get_config(arg=None):
 
   head = dict(outputs=512, hidden=256, bottleneck=64) if small else {}
   c.task = dict(name='dino', head=dict(head, lengths=arg.free))
-  if arg.temperature != 0.04:
+  if small:
+    c.task.update(SMALL_TASK, koleo_group=min(c.data.batch_size, 64))
+  if arg.temperature:
     steps = round(30 * IMAGES / c.data.batch_size)
     c.task.update(temperature=arg.temperature, temperature_start=0.04)
     c.task.temperature_warmup = steps
 
-  lr = arg.lr or (2e-3 if small else 5e-4 * c.data.batch_size / 256)
+  lr = arg.lr or (1e-3 if small else 5e-4 * c.data.batch_size / 256)
   # Queries, keys and values are one parameter in the authors' code.
   clip_by = r'(.*/)(?:query|key|value)(/\w+)|(.*)'
   ema = 0.99 if small else 0.996
@@ -104,17 +109,18 @@ def start(arg, *, batch: int, epochs: float, area: int, blur: str):
     c.model.update(variant=arg.variant, dtype=arg.dtype)
 
   res, local = arg.res or (32 if small else 224), arg.local or (16 if small else 96)
-  number = arg.crops or (4 if small else 8)
+  # A small part of a digit says little about it.
+  number = arg.crops or (0 if small else 8)
   levels = 'value_range(-1, 1)' if small else f'value_range({LEVELS})'
   if arg.weights:
     levels = 'value_range'  # of the weights
   ops = [DIGITS if small else 'decode', f'multi_crop({res}, {local}, {number}, {area})']
-  # Digits are gray.
-  colors = 'color_jitter(0.4, 0.4, 0.2, 0.1, p=0.8)|grayscale(0.2)'
-  ops.append(
-    'color_jitter(0.4, 0.4, p=0.8)' if small else f'{colors}|gaussian_blur({blur})'
-  )
-  ops += ['solarize(p=(0.0, 0.2, 0.0))', levels]
+  if small:
+    ops.append('color_jitter(0.4, 0.4, p=0.8)')
+  else:
+    ops += ['color_jitter(0.4, 0.4, 0.2, 0.1, p=0.8)', 'grayscale(0.2)']
+    ops += [f'gaussian_blur({blur})', 'solarize(p=(0.0, 0.2, 0.0))']
+  ops.append(levels)
   c.data = dict(source=arg.data, split=arg.train, pp='|'.join(ops))
   c.data.batch_size = arg.batch or (64 if small else batch)
 

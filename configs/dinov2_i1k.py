@@ -92,8 +92,9 @@ def get_config(arg=None):
   options = dict(ema=r['ema'], wd_end=r['wd_end'], layer_decay=r['layer_decay'])
   if small:
     heads = dict(outputs=512, hidden=256, bottleneck=64)
-    c.task.update(head=heads, temperature_warmup=200)
-    depth, lr, options['ema'] = c.model.depth, arg.lr or 2e-3, 0.99
+    c.task.update(dino_i1k.SMALL_TASK, head=heads)
+    del c.task.temperature_start, c.task.temperature_warmup
+    depth, lr, options['ema'] = c.model.depth, arg.lr or 1e-3, 0.99
   else:
     del c.epochs
     c.steps = round(epochs * STEPS)
