@@ -22,6 +22,7 @@ RINGS = ('vit_jax.detection', 'vit_jax.learn', 'vit_jax.lab')
 TABLES = (
   'model',
   'loss',
+  'kind of class weights',
   'optimizer',
   'decay',
   'task',
@@ -29,6 +30,7 @@ TABLES = (
   'source',
   'target of a source',
   'source of TFDS',
+  'sampling',
   'op',
   'evaluator type',
   'format',

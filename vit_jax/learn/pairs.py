@@ -118,8 +118,8 @@ class Pairs:
     """Checks the towers against each other and the spec of batches.
 
     Args:
-      text: fields of the text tower; None: they come from the weights. `length` and `outputs` are by default those of the
-        captions and of the model.
+      text: fields of the text tower; None: they come from the weights. `length` and `outputs`
+        are by default those of the captions and of the model.
       loss: 'sigmoid' or 'softmax'.
       bias: initial value of logit_bias, which only the sigmoid loss has.
       parts: number of parts in which the towers embed a batch. The backward pass embeds each

@@ -31,8 +31,9 @@ from vit_jax.nn.layers import (
   linear_head,
 )
 from vit_jax.nn.positions import IN_ATTENTION, TABLES, TOKENS, Rope, TableOfOffsets
-from vit_jax.nn.stack import DEPTH_RATES, StochasticDepth, depth_rates
+from vit_jax.nn.stack import StochasticDepth, depth_rates
 
+DEPTH_RATES = ('linear', 'uniform')
 CLASSIFIERS = (*vit.CLASSIFIERS, 'token_mean', 'distilled', 'query')
 # {classifier: how many of the tokens before the patches it reads}.
 READS_PREFIX = {'token': 1, 'token_mean': 1, 'distilled': 2}
@@ -387,9 +388,12 @@ class LaterViT(vit.ViT, ImageTower):
     )
     if self.attention == 'axial':
       block = vit.make_axial(block, heads, grid)
+    rates = depth_rates(self.stochastic_depth, self.depth)
+    if choose('depth_rates', self.depth_rates, DEPTH_RATES) == 'uniform':
+      rates = [self.stochastic_depth] * self.depth
     encoder = Encoder(
       block,
-      rates=tuple(depth_rates(self.stochastic_depth, self.depth, self.depth_rates)),
+      rates=tuple(rates),
       dropout=self.dropout,
       added=None if every_block else added,
       shared=self.posemb_where == 'shared',

@@ -64,17 +64,8 @@ def _widens(x, kernel, *, dimension_numbers, **_) -> bool:
   return not batch and kernel.size > width**2
 
 
-DEPTH_RATES = ('linear', 'uniform')
-
-
-def depth_rates(last: float, depth: int, kind: str = 'linear') -> list[float]:
-  """Returns the rate of stochastic depth of each block.
-
-  Args:
-    kind: 'linear', rising from 0 to `last`, or 'uniform', `last` for all blocks.
-  """
-  if choose('depth_rates', kind, DEPTH_RATES) == 'uniform':
-    return [last] * depth
+def depth_rates(last: float, depth: int) -> list[float]:
+  """Returns the rate of stochastic depth of each block, rising linearly from 0 to `last`."""
   return [last * i / max(depth - 1, 1) for i in range(depth)]
 
 

@@ -32,7 +32,8 @@ class Optimizer:
 
   Attributes:
     tx: the transformation. `tx.update(grads, state, params, rate=rate(step), good=good,
-      step=step)` returns the change of params and the new state, or the old state if `good` is false.
+      step=step)` returns the change of params and the new state, or the old state if `good` is
+      false.
     rate: maps a step to the learning rate.
     average: `(average, params, step) -> average`, which updates `State.ema`, or None.
     accum: number of micro-batches in a batch.
