@@ -39,6 +39,7 @@ ROOMS = {
   'kernels': (24, 0),
   'lab': (103, 20),
   'learn': (69, 30),
+  'losses': (0, 8),
   'models': (104, 144),
   'modules': (151, 2),
   'nn': (52, 0),
