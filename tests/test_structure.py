@@ -52,7 +52,7 @@ ROOMS = {
   'weights': (201, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 51_900, 'configs': 3_200, 'tests': 37_900}
+LINES = {'vit_jax': 51_900, 'configs': 3_300, 'tests': 37_900}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the rings around it.

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from vit_jax.errors import Diverged, UserError
 from vit_jax.learn import dino
 from vit_jax.learn.block_masks import draw_mask, draw_masks
 from vit_jax.learn.files import dino as rules_of
-from vit_jax.nn.stack import depth_rates
+from vit_jax.nn.stack import StochasticDepth
 from vit_jax.optim.schedules import half_cosine
 from vit_jax.train.step import State, gradients, init_state, make_step
 from vit_jax.weights import rename
@@ -445,9 +446,24 @@ def test_a_collapsed_run_stops_and_says_so(tmp_path, monkeypatch):
   assert runs.status(tmp_path)['exit'] == 76
 
 
-def test_stochastic_depth_may_be_uniform():
-  assert depth_rates(0.3, 3) == pytest.approx([0, 0.15, 0.3])
-  assert depth_rates(0.3, 3, 'uniform') == [0.3] * 3
+@pytest.mark.parametrize(
+  ('kind', 'rates'), [('linear', [0, 0.15, 0.3]), ('uniform', [0.3] * 3)]
+)
+def test_stochastic_depth_may_be_uniform(kind, rates):
+  size = dict(patch_size=(4, 4), width=8, depth=3, mlp_dim=8, num_heads=2)
+  model = models.build(
+    'vit', **size, num_classes=None, stochastic_depth=0.3, depth_rates=kind
+  )
+  used = []
+
+  def note(call, args, kwargs, context):
+    if isinstance(context.module, StochasticDepth):
+      used.append(args[1])
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(note):
+    model.shapes((8, 8, 3))
+  assert used[::2] == pytest.approx(rates)
 
 
 REFUSED = [

@@ -51,7 +51,8 @@ def golden(name: str) -> dict:
 def ours(arrays: dict) -> dict:
   """Returns {our name: array} of arrays under the authors' names."""
   facts = Facts({'num_heads': 2}, config={'decoder_num_attention_heads': 3})
-  rules = FORMATS[0].rules({'mask_token': np.zeros((1, 1, 24)), **arrays}, facts)
+  authors = next(f for f in FORMATS if f.own == 'mae')
+  rules = authors.rules({'mask_token': np.zeros((1, 1, 24)), **arrays}, facts)
   flat, unknown = rename.to_ours(arrays, rules)
   assert not unknown
   return flat

@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import distributed, files, models, tasks, trees, tune
 from vit_jax.errors import NoUsableCheckpoint, UserError
+from vit_jax.tasks.distill import TEACHER
 from vit_jax.weights import adapt, readers
 from vit_jax.weights.families import text
 from vit_jax.weights.source import Header, Source
@@ -71,7 +72,7 @@ class _RunHeader(Header):
     is_own = lambda name: name.partition('/')[0] == key
     with saved.checkpoints as checkpoints:
       frozen = checkpoints.list_frozen(step)
-      frozen = self._read_frozen([name for name in frozen if not is_own(name)])
+      frozen = self._read_frozen([n for n in frozen if not n.startswith(TEACHER)])
 
       def restore(step):
         shapes = saved.own_shapes(step, key) if key and step is not None else {}

@@ -62,11 +62,14 @@ class Steps:
   def own_shapes(self, step: int, key: str) -> dict[str, list[int]]:
     """Returns {name: shape} of a task's own parameters and statistics, those below `key`.
 
-    Names are those of `trees.flatten_variables`. Parameters that are not stored, such as those
-    of a teacher, are left out.
+    Names are those of `trees.flatten_variables`. Those of a teacher are left out.
     """
     leaves = (self._manifests[step] or {'leaves': {}})['leaves']
-    names = {n: n.removeprefix('params/') for n in leaves}
+    names = {
+      n: n.removeprefix('params/').removeprefix(FROZEN)
+      for n in leaves
+      if not n.startswith(f'{FROZEN}{TEACHER}')
+    }
     own = re.compile(rf'(?:{trees.STATS}/)?{key}/.*')
     return {x: leaves[n][0] for n, x in names.items() if own.fullmatch(x)}
 
