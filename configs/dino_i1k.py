@@ -40,7 +40,10 @@ DEBUG = dict(data='digits', train='train[:64]', batch=16, epochs=1.0)
 # The size of the bundled model, and of its images.
 SMALL = dict(width=96, depth=3, mlp_dim=192, num_heads=6, patch_size=(8, 8))
 # Nuisances of angle, place and scale, in training and evaluation.
-DIGITS = "decode(3)|resize(32, method='bicubic', rounding='nearest')|random_affine(15, 0.2, (0.6, 1.2))"
+DIGITS = (
+  "decode(3)|resize(32, method='bicubic', rounding='nearest')|"
+  'random_affine(15, 0.2, (0.6, 1.2))'
+)
 # Without these, a small model assigns digits to all prototypes alike.
 SMALL_TASK = dict(temperature=0.02, koleo=0.1)
 # Arguments that DINO and DINOv2 share.
@@ -113,7 +116,8 @@ def start(arg, *, batch: int, epochs: float, area: int, blur: str):
   number = arg.crops or (0 if small else 8)
   levels = 'value_range(-1, 1)' if small else f'value_range({LEVELS})'
   if arg.weights:
-    levels = 'value_range'  # of the weights
+    # The range of the pixels for which the weights were trained.
+    levels = 'value_range'
   ops = [DIGITS if small else 'decode', f'multi_crop({res}, {local}, {number}, {area})']
   if small:
     ops.append('color_jitter(0.4, 0.4, p=0.8)')
@@ -124,7 +128,8 @@ def start(arg, *, batch: int, epochs: float, area: int, blur: str):
   c.data = dict(source=arg.data, split=arg.train, pp='|'.join(ops))
   c.data.batch_size = arg.batch or (64 if small else batch)
 
-  every = 0.25 if small else 0.05  # of the run
+  # A share of the run.
+  every = 0.25 if small else 0.05
   small_side = round(res * 256 / 224)
   how = "method='bicubic', antialias=True, rounding='nearest'"
   pp = f'decode|resize_small({small_side}, {how})|central_crop({res})|{levels}'

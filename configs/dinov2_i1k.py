@@ -39,7 +39,7 @@ from vit_jax.errors import choose
 from vit_jax.models import vit
 
 DEBUG = dino_i1k.DEBUG
-STEPS = 1250  # of an epoch
+STEPS_PER_EPOCH = 1250
 BLURS = {'intended': '', 'published': ', inverted=True'}
 RECIPES = {
   'short': dict(
@@ -88,7 +88,9 @@ def get_config(arg=None):
   c = dino_i1k.start(arg, batch=r['batch'], epochs=r['epochs'], area=32, blur=blur)
   batch, epochs = c.data.batch_size, c.epochs
   c.task = dict(r['task'], name='dino', koleo=0.1, koleo_group=min(r['group'], batch))
-  c.task.update(temperature=0.07, temperature_start=0.04, temperature_warmup=30 * STEPS)
+  c.task.update(
+    temperature=0.07, temperature_start=0.04, temperature_warmup=30 * STEPS_PER_EPOCH
+  )
   options = dict(ema=r['ema'], wd_end=r['wd_end'], layer_decay=r['layer_decay'])
   if small:
     heads = dict(outputs=512, hidden=256, bottleneck=64)
@@ -97,7 +99,7 @@ def get_config(arg=None):
     depth, lr, options['ema'] = c.model.depth, arg.lr or 1e-3, 0.99
   else:
     del c.epochs
-    c.steps = round(epochs * STEPS)
+    c.steps = round(epochs * STEPS_PER_EPOCH)
     c.model.update(layer_scale=1e-5, stochastic_depth=r['depth'], depth_rates='uniform')
     depth = vit.variant(arg.variant)['depth']
     lr = arg.lr or r['lr'] * math.sqrt(batch / 1024)

@@ -9,20 +9,22 @@ SOURCE is a file, a hub folder, the folder of a run or a name of the zoo, and na
 one sub-folder per class, or labels:FILE.csv, a table of images that may have several labels.
 
 SGD with momentum 0.9, batch 512, no weight decay, cosine, gradients clipped at norm 1, 384
-px, a new head of zeros, no pre_logits. A local file or run for images of fewer than 96 px keeps
-its size. Steps are the paper's. Rates are from the middle of its grids, {.003, .01, .03, .06}
-for imagenet and {.001, .003, .01, .03} for the others. Choose the rate by the val split, then
-train with final=True on all of the training data and read the test accuracy. keep_head=True keeps the head, for the same classes at another
-resolution. channels=3 is for digits with weights of colour images, and channels=1 for
-photographs with weights of gray ones. The weights determine the mean and deviation of pixels,
-the interpolation and the central crop. If they do not, preprocessing is as in the paper:
-[-1, 1] and a resize. With fewer steps the warmup is shortened in proportion, unless warmup=N
-sets it. RUN@best is the step with the best accuracy on val; a run with final=True has none.
+px, a new head of zeros, no pre_logits. A local file or run for images of fewer than 96 px
+keeps its size. Steps are the paper's. Rates are from the middle of its grids, {.003, .01,
+.03, .06} for imagenet and {.001, .003, .01, .03} for the others. Choose the rate by the val
+split, then train with final=True on all of the training data and read the test accuracy.
+keep_head=True keeps the head, for the same classes at another resolution. channels=3 is for
+digits with weights of colour images, and channels=1 for photographs with weights of gray
+ones. The weights determine the mean and deviation of pixels, the interpolation and the
+central crop. If they do not, preprocessing is as in the paper: [-1, 1] and a resize. With
+fewer steps the warmup is shortened in proportion, unless warmup=N sets it. RUN@best is the
+step with the best accuracy on val; a run with final=True has none.
 
-loss=focal trains with another loss. For labels:FILE.csv it is sigmoid, and the best step the
-one with the best mean average precision; loss=asymmetric is for many classes. Where classes have few images, class_weights=balanced
-weighs them more in the loss, and sampling=balanced shows them more often. augment=OPS adds ops
-to the preprocessing of training, such as three_augment or randaug.
+loss=focal trains with another loss. For labels:FILE.csv it is sigmoid, and the best step
+the one with the best mean average precision; loss=asymmetric is for many classes. Where
+classes have few images, class_weights=balanced weighs them more in the loss, and
+sampling=balanced shows them more often. augment=OPS adds ops to the preprocessing of
+training, such as three_augment or randaug.
 
 With --config.tune.method=linear, a head alone, the rate is 0.1. epochs=N sets the length in
 passes over the images; a tenth is then warmup.

@@ -40,12 +40,12 @@ def main(before: str, after: str, folder: str, pixels: str, target: str):
     vit_jax.load(before, image_size=size),
     vit_jax.load(after, image_size=size, ema=True),
   ]
-  found = []
+  nearest = []
   for loaded in models:
     similarity = features(loaded, queries) @ features(loaded, keys).T
-    found.append(np.argsort(-similarity, axis=1)[:, :NEIGHBOURS])
+    nearest.append(np.argsort(-similarity, axis=1)[:, :NEIGHBOURS])
   wrong = lambda i, k: keys[k].parent.name != queries[i].parent.name
-  errors = [[sum(wrong(i, k) for k in row) for i, row in enumerate(x)] for x in found]
+  errors = [[sum(wrong(i, k) for k in row) for i, row in enumerate(x)] for x in nearest]
   # Images whose neighbours changed most, both for better and for worse.
   change = np.abs(np.subtract(*errors))
   shown = np.argsort(-change, kind='stable')[:ROWS]
@@ -53,7 +53,7 @@ def main(before: str, after: str, folder: str, pixels: str, target: str):
   picture = Image.new('RGB', (width, ROWS * SIDE), 'white')
   for y, i in enumerate(shown):
     picture.paste(tile(queries[i], False), (0, y * SIDE))
-    for half, x in enumerate(found):
+    for half, x in enumerate(nearest):
       left = SIDE + GAP + half * (NEIGHBOURS * SIDE + GAP)
       for n, k in enumerate(x[i]):
         picture.paste(tile(keys[k], wrong(i, k)), (left + n * SIDE, y * SIDE))

@@ -153,8 +153,8 @@ def test_all_captions_of_an_evaluation(written, name):
   images = np.asarray(data.finish_on_device(batch)['image'])[:3, 0, 0, 0]
   for image, text, mask in zip(images, batch['text'], batch['text_mask'], strict=False):
     expected = CAPTIONS[round((image + 1) * 127.5)]
-    found = [read(x) for x, real in zip(text, mask, strict=True) if real]
-    assert found == expected
+    captions = [read(x) for x, real in zip(text, mask, strict=True) if real]
+    assert captions == expected
 
 
 @pytest.mark.parametrize('name', ['wds', 'parquet'])

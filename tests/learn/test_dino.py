@@ -389,8 +389,8 @@ def test_devices_and_micro_batches_change_nothing(centering):
 def test_alarms_tell_collapse_from_learning():
   weight = np.full(6, 1 / 6, np.float32)
   own = np.repeat(np.eye(6)[:, None], 2, axis=1)
-  for targets, told in ((own, np.log(6)), (own[:1].repeat(6, 0), 0)):
-    assert dino.information(targets, weight) == pytest.approx(told, abs=1e-6)
+  for targets, nats in ((own, np.log(6)), (own[:1].repeat(6, 0), 0)):
+    assert dino.information(targets, weight) == pytest.approx(nats, abs=1e-6)
   assert dino.information(np.full((6, 2, 6), 1 / 6), weight) == pytest.approx(
     0, abs=1e-6
   )

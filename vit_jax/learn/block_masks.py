@@ -11,10 +11,15 @@ import math
 import jax
 import jax.numpy as jnp
 
-SHARE = 0.5  # of the crops that are masked
-RATIO = (0.1, 0.5)  # range of the share of a masked crop's patches
-LEAST = 4  # patches of a rectangle, unless fewer are left
-ASPECT = 0.3  # least height / width; the largest is 1 / ASPECT
+# The share of crops that are masked.
+SHARE = 0.5
+# The smallest and the largest share of patches that are masked in such a crop.
+RATIO = (0.1, 0.5)
+# The least number of patches of a rectangle, unless fewer are left to be masked.
+LEAST = 4
+# The least height / width of a rectangle; the largest is 1 / ASPECT.
+ASPECT = 0.3
+# The number of rectangles in a row that may not fit.
 TRIES = 10
 
 
@@ -54,10 +59,8 @@ def draw_mask(key, target, grid: tuple[int, int]):
     most = jnp.minimum(target - mask.sum(), int(h * w * RATIO[1]))
     area = LEAST + u[0] * (most - LEAST)
     aspect = jnp.exp(log - 2 * log * u[1])
-    height, width = (
-      jnp.round(jnp.sqrt(area * aspect)),
-      jnp.round(jnp.sqrt(area / aspect)),
-    )
+    height = jnp.round(jnp.sqrt(area * aspect))
+    width = jnp.round(jnp.sqrt(area / aspect))
     top, left = jnp.floor(u[2] * (h - height + 1)), jnp.floor(u[3] * (w - width + 1))
     box = (rows >= top) & (rows < top + height)
     box &= (columns >= left) & (columns < left + width)

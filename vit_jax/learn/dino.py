@@ -318,22 +318,22 @@ class DINO:
       hidden = draw_masks(rng, 2 * B, self.grid).reshape(B, 2, -1)
       # The hidden patches come first. Others fill up the number that all crops have.
       order = jnp.argsort(~hidden, axis=-1, stable=True)[..., : self.hidden]
-      kept = jnp.take_along_axis(hidden, order, axis=-1)
-      new |= {'hidden': hidden, 'order': order, 'real': kept}
+      is_hidden = jnp.take_along_axis(hidden, order, axis=-1)
+      new |= {'hidden': hidden, 'order': order, 'real': is_hidden}
       logits = self._assign_patches(teacher, out, new)
-      real = kept & real[..., None]
+      real = is_hidden & real[..., None]
       center = self._center(logits, real, temperature, stats.get('patch_center'))
       share = real / jnp.maximum(real.sum(), 1)
       new |= {'patches': logits - center, 'share': share}
     targets = jax.nn.softmax(new['classes'] / temperature)
-    told = information(targets, weight)
+    nats = information(targets, weight)
     numbers = {
       'temperature': temperature,
-      'information': told,
+      'information': nats,
       'teacher_entropy': weight @ entropy(targets).mean(-1),
       'rank': rank(x[:, 0], weight),
       # The number of steps in a row that collapsed.
-      'collapsed': jnp.where(told < COLLAPSED, stats['collapsed'] + 1, 0.0),
+      'collapsed': jnp.where(nats < COLLAPSED, stats['collapsed'] + 1, 0.0),
     }
     return batch | new | {key: jnp.full(B, x) for key, x in numbers.items()}
 

@@ -43,11 +43,12 @@ class Captions(Folder):
     self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     self._columns = columns or {}
     tables = shards.find_files(self.name, target, _EXTENSIONS)
-    parts = [(splits.canonical(name), *ends) for name, *ends in splits.parse(split)]
+    split = splits.with_canonical_names(split)
+    names = dict.fromkeys(name for name, *_ in splits.parse(split))
     rows, captions = {}, []
-    for name, *_ in parts:
+    for name in names:
       splits.check_name(name, tables, self.name)
-    for name in dict.fromkeys(name for name, *_ in parts):
+    for name in names:
       texts: dict[str, list[str]] = {}
       for table in tables[name]:
         self._read_table(table, texts)
@@ -57,7 +58,7 @@ class Captions(Folder):
     if not captions:
       raise UserError(f'{self.name}: no row with an image.')
     self.class_names = None
-    self._select(rows, '+'.join(f'{name}[{low}:{high}]' for name, low, high in parts))
+    self._select(rows, split)
     self._texts = [captions[i] for i in self.labels]
     self.labels = None
     self.features = {'image': ImageFeature(), 'text': TextFeature()}

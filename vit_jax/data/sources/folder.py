@@ -60,21 +60,17 @@ class Folder(Source):
     directories = split_directories(root)
     self._set_classes(directories)
     left_out, misplaced = Counter(), Counter()
-    parts = []
-    for name, start, stop in splits.parse(split):
-      name = splits.canonical(name)
+    split = splits.with_canonical_names(split)
+    names = dict.fromkeys(name for name, *_ in splits.parse(split))
+    for name in names:
       self._check_split(name, directories)
-      parts.append(f'{name}[{start}:{stop}]')
-    rows = {
-      name: self._scan(directories[name], left_out, misplaced)
-      for name in dict.fromkeys(part.split('[')[0] for part in parts)
-    }
+    rows = {name: self._scan(directories[name], left_out, misplaced) for name in names}
     self.remarks = '; '.join(
       f'{where}: {describe(counts)}'
       for where, counts in (('left out', left_out), ('in no class', misplaced))
       if counts
     )
-    self._select({name: rows.get(name, []) for name in directories}, '+'.join(parts))
+    self._select({name: rows.get(name, []) for name in directories}, split)
 
   def _check_split(self, name: str, names: Iterable[str]) -> None:
     if name in ('validation', 'test') and [*names] == ['train']:

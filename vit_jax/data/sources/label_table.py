@@ -59,10 +59,9 @@ class LabelTable(Folder):
     members = {}
     for (place, name), row in rows.items():
       members.setdefault(place, []).append((name, row))
-    parts = [(splits.canonical(part), *bounds) for part, *bounds in splits.parse(split)]
-    for part, *_ in parts:
+    split = splits.with_canonical_names(split)
+    for part, *_ in splits.parse(split):
       self._check_split(part, members)
-    split = '+'.join(f'{part}[{start}:{stop}]' for part, start, stop in parts)
     self._select({part: sort_by_hash(x) for part, x in members.items()}, split)
     several = (table[: len(rows)].sum(1) != 1).any()
     self.features = {'image': ImageFeature(), 'label': LabelFeature(bool(several))}

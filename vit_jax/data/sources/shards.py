@@ -108,10 +108,8 @@ class Encoded(Shards):
     self.name = f'{self.SCHEME}:{target}'
     self._set_stream(stream, shuffle_buffer)
     paths_of = find_files(self.name, target, (self.EXTENSION,))
-    parts = [(splits.canonical(name), *ends) for name, *ends in splits.parse(split)]
-    split = '+'.join(f'{name}[{low}:{high}]' for name, low, high in parts)
     count = lambda paths: [self._count(path) for path in paths]
-    self._parts = self._pieces(paths_of, split, count)
+    self._parts = self._pieces(paths_of, splits.with_canonical_names(split), count)
     self.bounds = np.cumsum([0, *(p.take for p in self._parts)], dtype=np.int64)
     self.features = {'image': ImageFeature()}
     first = self.records(np.arange(min(len(self), 8)))
@@ -150,8 +148,8 @@ class Encoded(Shards):
     places = sorted((*self._place(index), i) for i, index in enumerate(indices))
     for part, group in itertools.groupby(places, key=lambda place: place[0]):
       _, rows, at = zip(*group, strict=True)
-      found = self._read_rows(self._parts[part].filename, list(rows))
-      for i, record in zip(at, found, strict=True):
+      records = self._read_rows(self._parts[part].filename, list(rows))
+      for i, record in zip(at, records, strict=True):
         out[i] = record
     return out
 

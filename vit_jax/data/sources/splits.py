@@ -40,6 +40,12 @@ def canonical(name: str) -> str:
   return name
 
 
+def with_canonical_names(expression: str) -> str:
+  """Returns an expression with the names of `canonical`: 'validation[:90%]' for 'val[:90%]'."""
+  parts = parse(expression)
+  return '+'.join(f'{canonical(name)}[{low}:{high}]' for name, low, high in parts)
+
+
 def check_name(name: str, names: Iterable[str], where: str) -> None:
   """Raises ValueError if `name` is not one of a source's splits."""
   choose('split', name, sorted(names), f', those of {where}')
