@@ -148,7 +148,8 @@ def test_devices_chunks_and_parts_change_nothing(loss, monkeypatch):
   for other, others in results[1:]:
     np.testing.assert_allclose(other, value, rtol=1e-6)
     for a, b in zip(*map(jax.tree.leaves, (grads, others)), strict=True):
-      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+      # Small entries are differences of large terms: rounding goes by an array's largest.
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-6 * np.abs(b).max() + 1e-6)
 
 
 @pytest.mark.parametrize('loss', pairs.LOSSES)
