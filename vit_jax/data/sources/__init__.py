@@ -95,7 +95,8 @@ def _open(source: str, split: str, options: dict) -> Source:
 
 def check_options(where: str, options: dict, beside: dict) -> None:
   """Raises UserError for options that beside['source'] does not take; a rule for `check`."""
-  bind(where, options, _resolve(beside['source'])[2], provided=('target', 'split'))
+  scheme, *_ = _resolve(beside['source'])
+  bind(where, options, SOURCES.signature(scheme))
 
 
 def _resolve(source: str) -> tuple[str, str, type[Source]]:

@@ -4,13 +4,16 @@ A source raises ValueError for a mistake of the user in its name, split or optio
 """
 
 import abc
+import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import types
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from vit_jax.data import image_file
 from vit_jax.data.features import Feature, ImageFeature, LabelFeature
 from vit_jax.data.sources import order
 from vit_jax.errors import UserError
@@ -56,6 +59,11 @@ class Source(abc.ABC):
   def image_shape(self) -> tuple[int, int, int] | None:
     """(H, W, C) if images are arrays; None if they are encoded."""
     return self.features['image'].shape
+
+  @functools.cached_property
+  def _readers(self) -> concurrent.futures.Executor:
+    """Threads that read files."""
+    return concurrent.futures.ThreadPoolExecutor(image_file.READERS)
 
   @abc.abstractmethod
   def __len__(self) -> int:

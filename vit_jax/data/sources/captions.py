@@ -1,15 +1,10 @@
 """Images on a disk whose captions stand in tables: JSON lines, CSV or TSV."""
 
-import concurrent.futures
-import csv
 import json
 import os
 
-import numpy as np
-
-from vit_jax.data import image_file
 from vit_jax.data.features import ImageFeature, TextFeature
-from vit_jax.data.sources import shards, splits
+from vit_jax.data.sources import shards, splits, tables
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.data.sources.folder import Folder, sort_by_hash
 from vit_jax.errors import UserError
@@ -40,18 +35,17 @@ class Captions(Folder):
     self.name = f'{self.SCHEME}:{target}'
     path = os.path.abspath(os.path.expanduser(target))
     self._root = path if os.path.isdir(path) else os.path.dirname(path)
-    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     self._columns = columns or {}
-    tables = shards.find_files(self.name, target, _EXTENSIONS)
+    files = shards.find_files(self.name, target, _EXTENSIONS)
     split = splits.with_canonical_names(split)
     names = dict.fromkeys(name for name, *_ in splits.parse(split))
     rows, captions = {}, []
     for name in names:
-      splits.check_name(name, tables, self.name)
+      splits.check_name(name, files, self.name)
     for name in names:
       texts: dict[str, list[str]] = {}
-      for table in tables[name]:
-        self._read_table(table, texts)
+      for path in files[name]:
+        self._read_table(path, texts)
       numbered = [(image, i) for i, image in enumerate(texts, len(captions))]
       rows[name] = sort_by_hash(numbered)
       captions += texts.values()
@@ -66,37 +60,32 @@ class Captions(Folder):
     if not os.path.exists(first := self.name_of(0)):
       raise UserError(f'{self.name}: no file {first!r}, which one of its rows names.')
 
-  def read(self, indices: np.ndarray) -> list[dict]:
-    files = self._pool.map(self._content, [self.name_of(i) for i in indices])
-    return [
-      {**content, 'text': self._texts[i]}
-      for content, i in zip(files, indices, strict=True)
-    ]
+  def _annotate(self, index: int) -> dict:
+    return {'text': self._texts[index]}
 
   def _read_table(self, path: str, texts: dict[str, list[str]]) -> None:
     """Adds the captions of a table, {path of an image below the root: captions}."""
     folder = os.path.relpath(os.path.dirname(path), self._root)
-    try:
-      with open(path, newline='', encoding='utf-8-sig') as file:
-        if path.endswith('.jsonl'):
-          rows = [dict(json.loads(line)) for line in file if line.strip()]
-        else:
-          # Some write tabs into a .csv.
-          header = file.readline()
-          file.seek(0)
-          rows = [*csv.DictReader(file, delimiter='\t' if '\t' in header else ',')]
-    except (OSError, ValueError, TypeError, csv.Error) as error:
-      raise UserError(f'{path}: cannot read it: {error}.') from None
-    if not rows:
+    columns = _read_lines(path) if path.endswith('.jsonl') else tables.read_csv(path)
+    if not columns:
       return
-    has = [*rows[0]]
-    names = shards.find_columns(path, _NAMES, self._columns, has, ('image', 'text'))
-    for number, row in enumerate(rows, 1):
-      image, cell = (row.get(names[key]) for key in ('image', 'text'))
+    names = tables.find_columns(path, _NAMES, self._columns, [*columns], [*_NAMES])
+    cells = zip(columns[names['image']], columns[names['text']], strict=True)
+    for number, (image, cell) in enumerate(cells, 1):
       captions = [cell] if isinstance(cell, str) else cell or []
       if not image or not all(isinstance(text, str) for text in captions):
         raise UserError(
-          f'{path}: row {number} is {row}: expected a path and a caption.'
+          f'{path}: row {number} has {image!r} and {cell!r}: expected a path and a caption.'
         )
       image = os.path.normpath(os.path.join(folder, image))
       texts.setdefault(image, []).extend(text for text in captions if text.strip())
+
+
+def _read_lines(path: str) -> dict[str, list]:
+  """Reads JSON lines as {key of the first line: its values}; {} if there are none."""
+  try:
+    with open(path, encoding='utf-8-sig') as file:
+      rows = [dict(json.loads(line)) for line in file if line.strip()]
+  except (OSError, ValueError, TypeError) as error:
+    raise UserError(f'{path}: cannot read it: {error}.') from None
+  return {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}

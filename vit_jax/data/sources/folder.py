@@ -1,6 +1,5 @@
 """A folder of images with one folder per class. Extensions tell which files are images."""
 
-import concurrent.futures
 import functools
 import hashlib
 import importlib.util
@@ -56,7 +55,6 @@ class Folder(Source):
       )
     self.name = f'{self.SCHEME}:{target}'
     self._root = root
-    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     directories = split_directories(root)
     self._set_classes(directories)
     left_out, misplaced = Counter(), Counter()
@@ -107,20 +105,20 @@ class Folder(Source):
     return len(self._paths)
 
   def read(self, indices: np.ndarray) -> list[dict]:
-    files = self._pool.map(self._content, [self.name_of(i) for i in indices])
-    return [
-      {**content, 'label': int(label)}
-      for content, label in zip(files, self.labels[indices], strict=True)
-    ]
+    return list(self._readers.map(self._example, indices))
+
+  def _example(self, index: int) -> dict:
+    try:
+      return {'image': image_file.read(self.name_of(index)), **self._annotate(index)}
+    except BadImage as error:
+      return {'error': str(error)}
+
+  def _annotate(self, index: int) -> dict:
+    """Returns the features of an example other than its image."""
+    return {'label': int(self.labels[index])}
 
   def name_of(self, index: int) -> str:
     return os.path.join(self._root, self._paths[index])
-
-  def _content(self, path: str) -> dict:
-    try:
-      return {'image': image_file.read(path)}
-    except BadImage as error:
-      return {'error': str(error)}
 
   def _scan(self, directory: str, left_out: Counter, misplaced: Counter) -> list:
     """Returns the (path below the root, label) of a split's images; counts other files."""
@@ -132,7 +130,7 @@ class Folder(Source):
         f'{some([*map(repr, unknown)])}.'
       )
     places = [os.path.join(directory, name) for name in names]
-    listed = list(self._pool.map(images_below, places))
+    listed = list(self._readers.map(images_below, places))
     left_out.update(sum((others for _, others in listed), Counter()))
     misplaced.update(map(extension, _entries(directory)[1]))
     if empty := [i for i, (images, _) in enumerate(listed) if not images]:

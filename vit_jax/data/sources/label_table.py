@@ -1,15 +1,12 @@
 """Images on a disk whose labels stand in a table: a row for each image, in CSV or Parquet."""
 
-import concurrent.futures
-import csv
 import os
 import re
 
 import numpy as np
 
-from vit_jax.data import image_file
 from vit_jax.data.features import ImageFeature, LabelFeature
-from vit_jax.data.sources import parquet, splits
+from vit_jax.data.sources import parquet, splits, tables
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.data.sources.folder import Folder, sort_by_hash
 from vit_jax.errors import UserError
@@ -44,12 +41,16 @@ class LabelTable(Folder):
     path = os.path.abspath(os.path.expanduser(target))
     self.name = f'{self.SCHEME}:{target}'
     self._root = os.path.join(os.path.dirname(path), root)
-    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     between = re.escape(separator) if separator else r'[|;]'
-    columns = self._read(path)
+    if path.endswith('.parquet'):
+      columns = parquet.open_file(path).read().to_pydict()
+    else:
+      columns = tables.read_csv(path)
+    names = next(iter(columns.values()), [])
+    if not names:
+      raise UserError(f'{self.name}: expected a header and a row for each image.')
     self.class_names, labels = self._labels(columns, between)
     self.num_classes = len(self.class_names)
-    names, *_ = columns.values()
     places = columns.get('split', ['train'] * len(names))
     # Rows of the same image.
     rows, table = {}, np.zeros((len(names), self.num_classes), bool)
@@ -72,26 +73,6 @@ class LabelTable(Folder):
       raise UserError(
         f'{self.name}: no file {first!r}: set source_options.root to the folder of the images.'
       )
-
-  def _read(self, path: str) -> dict[str, list]:
-    """Returns {column: its cells}."""
-    if path.endswith('.parquet'):
-      return parquet.open_file(path).read().to_pydict()
-    try:
-      with open(path, newline='', encoding='utf-8-sig') as file:
-        lines = [row for row in csv.reader(file, skipinitialspace=True) if row]
-    except (OSError, ValueError, csv.Error) as error:
-      raise UserError(f'{self.name}: cannot read it: {error}.') from None
-    if len(lines) < 2:
-      raise UserError(f'{self.name}: expected a header and a row for each image.')
-    header, *rows = lines
-    if wrong := next((row for row in rows if len(row) != len(header)), None):
-      raise UserError(
-        f'{self.name}: {",".join(wrong)!r} has {len(wrong)} cells, but the header {len(header)}.'
-      )
-    if len({*header}) < len(header):
-      raise UserError(f'{self.name}: a column stands twice in the header {header}.')
-    return dict(zip(header, zip(*rows, strict=True), strict=True))
 
   def _labels(self, columns: dict, between: str) -> tuple[list[str], list[list[int]]]:
     """Returns the names of the classes, and the classes of each row."""
@@ -117,11 +98,7 @@ class LabelTable(Folder):
     rows = zip(*(columns[name] for name in classes), strict=True)
     return classes, [[i for i, x in enumerate(row) if _BINARY[str(x)]] for row in rows]
 
-  def read(self, indices: np.ndarray) -> list[dict]:
-    files = self._pool.map(self._content, [self.name_of(i) for i in indices])
-    several = self.labels is None
-    labels = self.multi_hot if several else self.labels
-    return [
-      {**content, 'label': np.flatnonzero(labels[i]) if several else int(labels[i])}
-      for content, i in zip(files, indices, strict=True)
-    ]
+  def _annotate(self, index: int) -> dict:
+    if self.labels is None:
+      return {'label': np.flatnonzero(self.multi_hot[index])}
+    return super()._annotate(index)

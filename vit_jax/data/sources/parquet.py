@@ -5,9 +5,8 @@ import json
 
 import numpy as np
 
-from vit_jax.check import Count
 from vit_jax.data import stalls
-from vit_jax.data.sources import shards
+from vit_jax.data.sources import shards, tables
 from vit_jax.errors import UserError
 
 # Names of a column, in the order in which they are looked for.
@@ -41,12 +40,11 @@ class Parquet(shards.Encoded):
     split: str,
     *,
     columns: dict[str, str] | None = None,
-    stream: bool = False,
-    shuffle_buffer: Count | None = None,
+    **options,
   ):
-    self._columns = dict(columns or {})
-    super().__init__(target, split, stream, shuffle_buffer)
-    file = open_file(self._parts[0].filename)
+    self._columns = columns or {}
+    super().__init__(target, split, **options)
+    file = open_file(self.pieces.parts[0].filename)
     rows = max(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
     if not self._buffer:
       self.remarks = '; '.join(
@@ -59,18 +57,18 @@ class Parquet(shards.Encoded):
   def _names(self, file) -> dict[str, str]:
     """Returns {'image', 'text' or 'label': column} of those that a file has."""
     has = file.schema_arrow.names
-    return shards.find_columns(self.name, _NAMES, self._columns, has, ('image',))
+    return tables.find_columns(self.name, _NAMES, self._columns, has, ('image',))
 
-  def _labels(self, part) -> list:
-    file = open_file(part.filename)
+  def _labels(self, piece) -> list:
+    file = open_file(piece.filename)
     name = self._names(file).get('label')
     if name is None:
-      return [None] * part.take
+      return [None] * piece.take
     column = file.read(columns=[name]).column(name)
-    labels = column[part.skip : part.skip + part.take].to_pylist()
+    labels = column[piece.skip : piece.skip + piece.take].to_pylist()
     numbers = lambda x: x if isinstance(x, list) else [] if x is None else [x]
     if wrong := [y for x in labels for y in numbers(x) if not isinstance(y, int)]:
-      raise UserError(f'{part.filename}: the label {wrong[0]!r} is not an integer.')
+      raise UserError(f'{piece.filename}: the label {wrong[0]!r} is not an integer.')
     return labels
 
   def _count(self, path: str) -> int:

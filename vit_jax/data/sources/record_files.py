@@ -36,26 +36,18 @@ class Piece(NamedTuple):
   examples_in_shard: int
 
 
-class Records:
+class Pieces:
   """The records of some pieces of files, one piece after the other.
 
   Attributes:
+    parts: the pieces.
     bounds: indices of the pieces' first records, and the end: int64 [pieces + 1].
   """
 
   def __init__(self, pieces: Iterable):
-    self._pieces = list(pieces)
-    self.bounds = np.cumsum(
-      [0, *(piece.take for piece in self._pieces)], dtype=np.int64
-    )
-    paths = [os.fspath(piece.filename) for piece in self._pieces]
-    if is_array_record(paths[0]):
-      from array_record.python import array_record_data_source
-
-      source = array_record_data_source.ArrayRecordDataSource(self._pieces)
-      self._get = source.__getitems__
-    else:
-      self._get = lambda indices: [_tf_record(*self.place(i)) for i in indices]
+    self.parts = list(pieces)
+    takes = [piece.take for piece in self.parts]
+    self.bounds = np.cumsum([0, *takes], dtype=np.int64)
 
   def __len__(self) -> int:
     return int(self.bounds[-1])
@@ -63,8 +55,22 @@ class Records:
   def place(self, index: int) -> tuple[str, int]:
     """Returns the (file, number in that file) of a record."""
     i = int(np.searchsorted(self.bounds, index, 'right')) - 1
-    piece = self._pieces[i]
+    piece = self.parts[i]
     return os.fspath(piece.filename), int(piece.skip + index - self.bounds[i])
+
+
+class Records(Pieces):
+  """Pieces of ArrayRecord or of TFRecord files."""
+
+  def __init__(self, pieces: Iterable):
+    super().__init__(pieces)
+    if is_array_record(self.parts[0].filename):
+      from array_record.python import array_record_data_source
+
+      source = array_record_data_source.ArrayRecordDataSource(self.parts)
+      self._get = source.__getitems__
+    else:
+      self._get = lambda indices: [_tf_record(*self.place(i)) for i in indices]
 
   def read(self, indices: Sequence[int]) -> list[bytes | Exception]:
     """Returns records; in place of a record that cannot be read, its exception."""

@@ -14,7 +14,6 @@ from vit_jax import files
 from vit_jax.check import INT32, Count, Range
 from vit_jax.data.features import ImageFeature, LabelFeature
 from vit_jax.data.sources import record_files
-from vit_jax.data.sources.base import fingerprint
 from vit_jax.data.sources.shards import Shards
 from vit_jax.errors import UserError, did_you_mean
 
@@ -76,14 +75,8 @@ class RecordFiles(Shards):
     self._set_stream(stream, shuffle_buffer)
     if weight_key and multi_label is False:
       raise UserError(f'{self.name}: weight_key={weight_key!r} needs multi_label=True.')
-    pieces = self._pieces(find_files(target), split, record_files.count)
-    self._records = record_files.Records(pieces)
-    self.bounds = self._records.bounds
-    sizes = {piece.filename: _size(piece.filename) for piece in pieces}
-    self.fingerprint = fingerprint(
-      (os.path.basename(path), sizes[path], skip, take)
-      for path, skip, take, _ in pieces
-    )
+    pieces = self._select(find_files(target), split, record_files.count)
+    self.pieces = record_files.Records(pieces)
     first = self._first()
     if multi_label is None:
       labels = [len(x[label_key]) for x in first if label_key in x]
@@ -92,12 +85,7 @@ class RecordFiles(Shards):
 
   def records(self, indices: np.ndarray) -> list[bytes | Exception]:
     """Returns the unparsed records of examples."""
-    return self._records.read(indices)
-
-  def name_of(self, index: int) -> str:
-    """Returns 'FILE#NUMBER', where records are counted from 0."""
-    path, number = self._records.place(int(index))
-    return f'{path}#{number}'
+    return self.pieces.read(indices)
 
   def example(self, record: bytes | Exception, index: int) -> dict:
     """Converts a record to an example, see `read`."""
@@ -246,12 +234,6 @@ def _matching(target: str, whole: bool) -> list[str]:
     ]
   # TFDS writes metadata and class names beside its files.
   return [path for path in paths if not path.endswith(('.npz', '.json', '.txt'))]
-
-
-def _size(path: str) -> int:
-  with files.outages(path):
-    status = files.path(path).stat()
-  return status.length if files.is_url(path) else status.st_size
 
 
 def _check_complete(folder: str, split: str, shards: list[re.Match]) -> None:

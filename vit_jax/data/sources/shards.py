@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax import files
+from vit_jax.check import Count
 from vit_jax.data.features import ImageFeature, LabelFeature, MultiHot, TextFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
-from vit_jax.data.sources.record_files import Piece
+from vit_jax.data.sources.record_files import Piece, Pieces
 from vit_jax.data.sources.stream import Stream
-from vit_jax.errors import UserError, choose
+from vit_jax.errors import UserError
 
 # Default of `shuffle_buffer`.
 _BUFFER = 50_000
@@ -30,11 +32,10 @@ _RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
 class Shards(Source):
   """Base class of sources in files of many examples.
 
-  A subclass calls `_set_stream`, and sets `bounds`, int64 [pieces + 1], the indices of the
-  pieces' first examples and the end.
+  A subclass calls `_set_stream` and `_select`, and sets `pieces`.
   """
 
-  bounds: np.ndarray
+  pieces: Pieces
   _buffer: int | None = None
 
   def _set_stream(self, stream: bool, shuffle_buffer: int | None) -> None:
@@ -44,8 +45,8 @@ class Shards(Source):
       )
     self._buffer = (shuffle_buffer or _BUFFER) if stream else None
 
-  def _pieces(self, paths_of: dict, split: str, count: Callable) -> list[Piece]:
-    """Selects pieces of the files by a split expression.
+  def _select(self, paths_of: dict, split: str, count: Callable) -> list[Piece]:
+    """Selects pieces of the files by a split expression, and sets the fingerprint.
 
     Args:
       paths_of: {split: paths}.
@@ -63,10 +64,19 @@ class Shards(Source):
         skip, stop = max(low - (end - number), 0), min(high - (end - number), number)
         if skip < stop:
           pieces.append(Piece(path, skip, stop - skip, number))
+    self.fingerprint = fingerprint(
+      (os.path.basename(path), _size(path), skip, take)
+      for path, skip, take, _ in pieces
+    )
     return pieces
 
   def __len__(self) -> int:
-    return int(self.bounds[-1])
+    return len(self.pieces)
+
+  def name_of(self, index: int) -> str:
+    """Returns 'FILE#NUMBER', where examples are counted from 0."""
+    path, number = self.pieces.place(int(index))
+    return f'{path}#{number}'
 
   def read(self, indices: np.ndarray) -> list[dict]:
     records = self.records(indices)
@@ -104,18 +114,25 @@ class Encoded(Shards):
   SCHEME: str
   EXTENSION: str
 
-  def __init__(self, target: str, split: str, stream: bool, shuffle_buffer: int | None):
+  def __init__(
+    self,
+    target: str,
+    split: str,
+    *,
+    stream: bool = False,
+    shuffle_buffer: Count | None = None,
+  ):
     self.name = f'{self.SCHEME}:{target}'
     self._set_stream(stream, shuffle_buffer)
     paths_of = find_files(self.name, target, (self.EXTENSION,))
     count = lambda paths: [self._count(path) for path in paths]
-    self._parts = self._pieces(paths_of, splits.with_canonical_names(split), count)
-    self.bounds = np.cumsum([0, *(p.take for p in self._parts)], dtype=np.int64)
+    split = splits.with_canonical_names(split)
+    self.pieces = Pieces(self._select(paths_of, split, count))
     self.features = {'image': ImageFeature()}
     first = self.records(np.arange(min(len(self), 8)))
     if any('text' in record for record in first):
       self.features['text'] = TextFeature()
-    labels = [label for part in self._parts for label in self._labels(part)]
+    labels = [label for piece in self.pieces.parts for label in self._labels(piece)]
     if lacks := labels.count(None):
       self.remarks = f'{lacks:,} without a label' if lacks < len(labels) else ''
     elif isinstance(labels[0], list):
@@ -126,13 +143,9 @@ class Encoded(Shards):
       self.features['label'] = LabelFeature()
       self.labels = np.array(labels, np.int64)
       self.num_classes = int(self.labels.max()) + 1
-    self.fingerprint = fingerprint(
-      (os.path.basename(path), os.path.getsize(path), skip, take)
-      for path, skip, take, _ in self._parts
-    )
 
   @abc.abstractmethod
-  def _labels(self, part: Piece) -> list:
+  def _labels(self, piece: Piece) -> list:
     """Returns the labels of a piece, None where there is none."""
 
   @abc.abstractmethod
@@ -145,10 +158,10 @@ class Encoded(Shards):
 
   def records(self, indices: np.ndarray) -> list[dict]:
     out: list = [None] * len(indices)
-    places = sorted((*self._place(index), i) for i, index in enumerate(indices))
-    for part, group in itertools.groupby(places, key=lambda place: place[0]):
+    places = sorted((*self.pieces.place(index), i) for i, index in enumerate(indices))
+    for path, group in itertools.groupby(places, key=lambda place: place[0]):
       _, rows, at = zip(*group, strict=True)
-      records = self._read_rows(self._parts[part].filename, list(rows))
+      records = self._read_rows(path, list(rows))
       for i, record in zip(at, records, strict=True):
         out[i] = record
     return out
@@ -158,44 +171,11 @@ class Encoded(Shards):
       return record
     return {'error': 'has no image'}
 
-  def name_of(self, index: int) -> str:
-    """Returns 'FILE#NUMBER', where examples are counted from 0."""
-    part, row = self._place(index)
-    return f'{self._parts[part].filename}#{row}'
 
-  def _place(self, index: int) -> tuple[int, int]:
-    """Returns (number of the piece, number of the example in its file)."""
-    part = int(np.searchsorted(self.bounds, index, 'right')) - 1
-    return part, int(self._parts[part].skip + index - self.bounds[part])
-
-
-def find_columns(
-  where: str, usual: dict, chosen: dict[str, str], has: list[str], needs: Sequence[str]
-) -> dict[str, str]:
-  """Returns {'image', 'text' or 'label': column} of those that a table has.
-
-  Args:
-    where: the name of the table for messages.
-    usual: {key: names of its column, in the order in which they are looked for}.
-    chosen: {key: name of its column}, the option `columns` of a source.
-    needs: keys that must have a column.
-  """
-  out = {}
-  for key in chosen:
-    choose('key of source_options.columns', key, [*usual])
-  for key, names in usual.items():
-    if key in chosen:
-      out[key] = choose(
-        f'column {key}={chosen[key]!r}', chosen[key], {n: n for n in has}
-      )
-    elif name := next((name for name in names if name in has), None):
-      out[key] = name
-    elif key in needs:
-      raise UserError(
-        f"{where}: which of its columns {has} is the {key}? Set source_options={{'columns': "
-        f"{{{key!r}: 'NAME'}}}}."
-      )
-  return out
+def _size(path: str) -> int:
+  with files.outages(path):
+    status = files.path(path).stat()
+  return status.length if files.is_url(path) else status.st_size
 
 
 def find_files(

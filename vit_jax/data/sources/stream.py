@@ -40,12 +40,12 @@ class Stream(View):
     """Plans the runs; reads nothing yet.
 
     Args:
-      source: a source with `bounds`, int64 [shards + 1], the indices of the shards' first
-        examples and the end; `records(indices)`; and `example(record, index)`.
+      source: a `shards.Shards`.
       buffer: number of records in a window.
     """
     super().__init__(source)
-    first, last = source.bounds[:-1], source.bounds[1:]
+    bounds = source.pieces.bounds
+    first, last = bounds[:-1], bounds[1:]
     if len(first) < hosts:
       raise ValueError(
         f'{self.name}: a stream gives every host its own shards, but there are '

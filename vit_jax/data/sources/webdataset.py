@@ -1,13 +1,11 @@
 """Tars of WebDataset, as img2dataset writes them: the files of an example share a name."""
 
-import concurrent.futures
 import functools
 import json
 import os
 import tarfile
 
-from vit_jax.check import Count
-from vit_jax.data import image_file, stalls
+from vit_jax.data import stalls
 from vit_jax.data.sources.folder import extensions
 from vit_jax.data.sources.shards import Encoded
 from vit_jax.errors import UserError
@@ -27,19 +25,8 @@ class WebDataset(Encoded):
 
   SCHEME, EXTENSION = 'wds', '.tar'
 
-  def __init__(
-    self,
-    target: str,
-    split: str,
-    *,
-    stream: bool = False,
-    shuffle_buffer: Count | None = None,
-  ):
-    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
-    super().__init__(target, split, stream, shuffle_buffer)
-
-  def _labels(self, part) -> list:
-    rows = _index(part.filename)[part.skip : part.skip + part.take]
+  def _labels(self, piece) -> list:
+    rows = _index(piece.filename)[piece.skip : piece.skip + piece.take]
     return [row.get('label') for row in rows]
 
   def _count(self, path: str) -> int:
@@ -47,7 +34,7 @@ class WebDataset(Encoded):
 
   def _read_rows(self, path: str, rows: list[int]) -> list[dict]:
     index = _index(path)
-    return list(self._pool.map(lambda row: _read(path, index[row]), rows))
+    return list(self._readers.map(lambda row: _read(path, index[row]), rows))
 
 
 # Cached, because a run opens a file several times: to train and to evaluate.

@@ -1,7 +1,6 @@
 """Base class of sources whose images and annotations are files on disk."""
 
 import abc
-import concurrent.futures
 import os
 
 import numpy as np
@@ -45,7 +44,6 @@ class Annotated(objects.Objects):
     if masks:
       self.features = {**self.features, **objects.MASKS}
     self._set_objects()
-    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     arrays = truth.image, truth.category, truth.boxes, truth.crowd, truth.sizes
     self.fingerprint = fingerprint(
       [
@@ -99,7 +97,7 @@ class Annotated(objects.Objects):
     return len(self._truth.image_ids)
 
   def read(self, indices: np.ndarray) -> list[dict]:
-    contents = self._pool.map(self._content, indices)
+    contents = self._readers.map(self._content, indices)
     return [
       {**content, 'boxes': self._boxes[i], 'label': self._labels[i]}
       for i, content in zip(indices, contents, strict=True)

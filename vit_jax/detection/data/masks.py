@@ -45,16 +45,9 @@ class Masks(folder.Folder):
     super().__init__(target, split)
     self.labels = None  # labels belong to pixels, not to whole images
 
-  def read(self, indices: np.ndarray) -> list[dict]:
-    return list(self._pool.map(self._example, indices))
-
-  def _example(self, index: int) -> dict:
-    try:
-      mask = _mask_path(self._paths[index].replace('images', 'masks', 1))
-      segments = self._segments(os.path.join(self._root, mask))
-      return {'image': image_file.read(self.name_of(index)), 'segments': segments}
-    except BadImage as error:
-      return {'error': str(error)}
+  def _annotate(self, index: int) -> dict:
+    mask = _mask_path(self._paths[index].replace('images', 'masks', 1))
+    return {'segments': self._segments(os.path.join(self._root, mask))}
 
   def _segments(self, path: str) -> np.ndarray:
     """Reads a mask, uint8 [H, W]; raises UserError for a number that is not a class."""

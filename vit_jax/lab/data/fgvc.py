@@ -1,11 +1,9 @@
 """The five data sets of fine-grained classification that VPT reports on."""
 
-import concurrent.futures
 import json
 import os
 from typing import NamedTuple
 
-from vit_jax.data import image_file
 from vit_jax.data.sources import tfds
 from vit_jax.data.sources.folder import Folder, sort_by_hash
 from vit_jax.errors import DataError, UserError, choose
@@ -79,7 +77,6 @@ class Fgvc(Folder):
     }
     rows['trainval'] = rows['train'] + rows['val']
     self._root = os.path.join(folder, entry.images)
-    self._pool = concurrent.futures.ThreadPoolExecutor(image_file.READERS)
     self._select(rows, split)
     if not os.path.exists(self.name_of(0)):  # probably all images are missing
       raise DataError(
