@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import naming
 from tests.support.archives import write_folder
-from vit_jax.data import sources
+from vit_jax.data import pipeline, sources
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
 
@@ -62,14 +62,35 @@ def test_the_order_is_that_of_a_hash_of_the_paths(tmp_path):
   assert build().fingerprint != fingerprint
 
 
+@pytest.mark.parametrize('place', ['', 'train/'])
+def test_images_in_no_folder_have_no_labels(tmp_path, place):
+  write(tmp_path, [f'{place}{i}.png' for i in range(5)] + [f'{place}notes.txt'])
+  source = sources.build(str(tmp_path), 'train')
+  assert [*source.features] == ['image']
+  assert source.labels is source.class_names is None
+  assert len(source) == 5
+  names = {os.path.relpath(source.name_of(i), tmp_path) for i in range(5)}
+  assert names == {f'{place}{i}.png' for i in range(5)}
+  content = os.path.relpath(source.name_of(2), tmp_path).encode()
+  assert source.read(np.array([2])) == [{'image': content}]
+  line = (
+    f'{tmp_path}, train: 5 images; left out: 1 .txt; no labels, which need a folder'
+  )
+  assert line in source.describe('train')
+  # What needs labels says so.
+  batches = pipeline.EvalBatches(str(tmp_path), 'train', 'decode|value_range(-1, 1)', 2)
+  with pytest.raises(UserError, match=naming('label', 'CLASS/1.jpg')):
+    batches.classes_of('label')
+
+
 CUT = ("'validation'", 'train[:90%]', 'train[90%:]')
 # Files of a folder, a split, and the words of the error.
 REFUSED = [
   (['train/a/1.png', 'train/b/1.txt'], 'train', ('{}/train/b', '.png')),
   (['train/a/1.png', 'val/c/1.png'], 'val', ('{}/val', "'c'")),
   (['train/a/1.png', 'val/a/1.png'], 'test', ("'test'", "'train'", "'validation'")),
-  (['train/1.png'], 'train', ('{}/train', 'class')),
-  (['1.png'], 'train', ('{}', 'class')),
+  (['train/notes.txt'], 'train', ('{}/train', '.txt', '.png')),
+  (['train/1.png', 'val/a/1.png'], 'val', ('{}/val', "'a'")),
   (['val/a/1.png', 'valid/a/1.png'], 'val', ("'val'", "'valid'", "'validation'")),
   (['train/a/1.png'], 'trian', ("'trian'", "['train']")),
   (['cat/1.png', 'dog/1.png'], 'val', CUT),

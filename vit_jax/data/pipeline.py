@@ -147,8 +147,9 @@ class Batches(abc.ABC):
   def classes_of(self, name: str) -> tuple[int, list[str] | None]:
     """Returns (K, names or None) of a feature's classes; raises UserError without it."""
     if name not in self.source.features:
+      why = f' ({self.source.remarks})' if self.source.remarks else ''
       raise UserError(
-        f'{self.source.name} has no {name}, only {[*self.source.features]}.'
+        f'{self.source.name} has no {name}, only {[*self.source.features]}{why}.'
       )
     own = own_classes(self.source.features, name)
     return (len(own), own) if own else (self.num_classes, self.class_names)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.data import image_file
+from vit_jax.data.features import ImageFeature
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import BadImage, UserError
@@ -28,7 +29,8 @@ HEIF = ('.heic', '.heif')
 class Folder(Source):
   """ROOT/SPLIT/CLASS/**/IMAGE, or ROOT/CLASS/**/IMAGE as one split, 'train'.
 
-  Classes are the sorted names of the folders; folders inside a class belong to it.
+  Classes are the sorted names of the folders; folders inside a class belong to it. If images
+  are in no folder, ROOT/SPLIT/IMAGE or ROOT/IMAGE, they have no labels.
 
   The images of a split are in a fixed pseudo-random order, by a hash of their path below
   the root. So 'train[:90%]' holds every class although files are sorted by class, and an
@@ -63,12 +65,17 @@ class Folder(Source):
     for name in names:
       self._check_split(name, directories)
     rows = {name: self._scan(directories[name], left_out, misplaced) for name in names}
-    self.remarks = '; '.join(
+    remarks = [
       f'{where}: {describe(counts)}'
       for where, counts in (('left out', left_out), ('in no class', misplaced))
       if counts
-    )
+    ]
+    if [*self.features] == ['image']:
+      remarks.append('no labels, which need a folder per class, CLASS/1.jpg')
+    self.remarks = '; '.join(remarks)
     self._select({name: rows.get(name, []) for name in directories}, split)
+    if 'label' not in self.features:
+      self.labels = None
 
   def _check_split(self, name: str, names: Iterable[str]) -> None:
     if name in ('validation', 'test') and [*names] == ['train']:
@@ -80,8 +87,10 @@ class Folder(Source):
     splits.check_name(name, names, self.name)
 
   def _set_classes(self, directories: dict[str, str]) -> None:
-    self.class_names = _class_names(directories)
-    self.num_classes = len(self.class_names)
+    if names := _class_names(directories):
+      self.class_names, self.num_classes = names, len(names)
+    else:
+      self.features = {'image': ImageFeature()}
 
   def _select(self, rows: dict[str, list], split: str) -> None:
     """Sets the images and labels of a split expression.
@@ -115,24 +124,27 @@ class Folder(Source):
 
   def _annotate(self, index: int) -> dict:
     """Returns the features of an example other than its image."""
-    return {'label': int(self.labels[index])}
+    return {} if self.labels is None else {'label': int(self.labels[index])}
 
   def name_of(self, index: int) -> str:
     return os.path.join(self._root, self._paths[index])
 
   def _scan(self, directory: str, left_out: Counter, misplaced: Counter) -> list:
     """Returns the (path below the root, label) of a split's images; counts other files."""
-    label_of = {name: i for i, name in enumerate(self.class_names)}
+    label_of = {name: i for i, name in enumerate(self.class_names or [])}
     names = folders(directory)
     if unknown := [name for name in names if name not in label_of]:
       raise UserError(
         f'{self.name}: {directory} has folders that are not classes of the train split: '
         f'{some([*map(repr, unknown)])}.'
       )
+    if self.class_names:
+      misplaced.update(map(extension, _entries(directory)[1]))
+    else:
+      names, label_of = [''], {'': 0}
     places = [os.path.join(directory, name) for name in names]
     listed = list(self._readers.map(images_below, places))
     left_out.update(sum((others for _, others in listed), Counter()))
-    misplaced.update(map(extension, _entries(directory)[1]))
     if empty := [i for i, (images, _) in enumerate(listed) if not images]:
       others = sum((listed[i][1] for i in empty), Counter())
       there = f', only {describe(others)}' if others else ''
@@ -143,7 +155,7 @@ class Folder(Source):
     rows = []
     for name, place, (images, _) in zip(names, places, listed, strict=True):
       prefix = place[len(os.path.join(self._root, '')) :]
-      rows += [(f'{prefix}/{image}', label_of[name]) for image in images]
+      rows += [(os.path.join(prefix, image), label_of[name]) for image in images]
     return sort_by_hash(rows)
 
 
@@ -201,13 +213,7 @@ def _entries(directory: str) -> tuple[list[str], list[str]]:
 def _class_names(directories: dict[str, str]) -> list[str]:
   """Returns the sorted classes: those of the train split if there is one, else of all."""
   every = [directories['train']] if 'train' in directories else [*directories.values()]
-  names = sorted({name for directory in every for name in folders(directory)})
-  if not names:
-    raise UserError(
-      f'folder: {" and ".join(every)} has no class folders: put the images of each class '
-      f'into a folder of its own, {every[0]}/CLASS/1.jpg.'
-    )
-  return names
+  return sorted({name for directory in every for name in folders(directory)})
 
 
 @functools.cache

@@ -41,10 +41,6 @@ class Masks(folder.Folder):
     {'image': ImageFeature(), 'segments': Feature((None, None), 'uint8', located=True)}
   )
 
-  def __init__(self, target: str, split: str):
-    super().__init__(target, split)
-    self.labels = None  # labels belong to pixels, not to whole images
-
   def _annotate(self, index: int) -> dict:
     mask = _mask_path(self._paths[index].replace('images', 'masks', 1))
     return {'segments': self._segments(os.path.join(self._root, mask))}
