@@ -170,9 +170,12 @@ def test_streams_and_labels(written, name):
 
 
 def test_a_stream_has_an_order_of_its_own(written):
-  options = {'source_options': {'stream': True}, 'sampling': 'balanced'}
-  with pytest.raises(UserError, match=naming("sampling='balanced'", "'stream'")):
-    batches(written['parquet'], PP, **options)
+  for words, option in (
+    ("sampling='balanced'", {'sampling': 'balanced'}),
+    ('repeats=3', {'repeats': 3}),
+  ):
+    with pytest.raises(UserError, match=naming(words, "'stream'")):
+      batches(written['parquet'], PP, source_options={'stream': True}, **option)
 
 
 def test_parquet_names_its_classes(written):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support import naming
-from vit_jax.data import philox
+from vit_jax.data import philox, pipeline
 from vit_jax.data.sources import order, splits
 
 
@@ -47,6 +47,33 @@ def test_uniforms_are_uniform():
   # Correlation of independent columns has deviation 1 / sqrt(20000) = 0.007.
   off = np.corrcoef(u.T) - np.eye(3)
   assert np.abs(off).max() < 0.035
+
+
+def test_repeated_augmentation_is_that_of_timms_sampler():
+  N, B, times = 50, 16, 3
+  one = order.Shuffled(N, seed=3)
+  repeated = order.Repeated(one, N, times, B)
+  positions = np.arange(10 * B)
+  batches = repeated.indices(positions).reshape(10, B)
+  # The sampler repeats each image of a permutation, and ends an epoch after N of them.
+  epochs = one.indices(np.arange(4 * N)).reshape(4, N)
+  expected = np.repeat(epochs, times, axis=1)[:, :N].ravel()[: 10 * B].reshape(10, B)
+  np.testing.assert_array_equal(np.sort(batches), np.sort(expected))
+  # Mixup mixes each image with the one before it.
+  assert (batches != np.roll(batches, 1, axis=1)).all()
+  # Any position is known by itself, so that runs resume, on any number of hosts.
+  np.testing.assert_array_equal(
+    repeated.indices(positions[::-7]), batches.ravel()[::-7]
+  )
+
+
+def test_copies_of_an_image_are_augmented_anew():
+  pp = 'random_affine(90, 0.2)|value_range(-1, 1)'
+  args = 'digits', 'train[:40]', pp, 6
+  batch = next(pipeline.TrainBatches(*args, repeats=3).iterate())
+  first, second = batch['index'][:2]
+  assert batch['index'].tolist() == [first, second] * 3
+  assert len({image.tobytes() for image in batch['image']}) == 6
 
 
 def test_each_epoch_is_an_exact_permutation():

@@ -23,7 +23,7 @@ from vit_jax.data.ops import registry
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.reader import Reader
 from vit_jax.data.sources import base, mixture, sampling, subset
-from vit_jax.data.sources.order import batch_positions, host_slice
+from vit_jax.data.sources.order import Repeated, batch_positions, host_slice
 from vit_jax.distributed import is_first
 from vit_jax.errors import UserError, printable
 
@@ -77,6 +77,7 @@ class Batches(abc.ABC):
     source_options: Annotated[dict | None, _check_options] = None,
     classes: subset.Classes = None,
     sampling: Annotated[str | None, sampling.check_sampling] = None,
+    repeats: Count = 1,
     max_bad_fraction: Fraction | None = None,
     bad_log: str | None = None,
     workers: Workers | None = None,
@@ -102,13 +103,15 @@ class Batches(abc.ABC):
         on uses the classes of training by default.
       sampling: 'balanced' or 'repeat(t=0.001)', to train on rare classes more often, see
         `data.sources.sampling`; for training only.
+      repeats: how often an image comes in a batch, each time augmented anew, see
+        `order.Repeated`; for training only.
       max_bad_fraction: the run ends if more than this fraction of the split's images
         cannot be decoded; None: see `bad_images.limit`.
       bad_log: file to which each such image is appended as a line of JSON.
       workers: number of decoding threads; None: as many as help.
       host, hosts: index of this host and number of hosts; None: those of JAX.
     """
-    self._sampling = sampling
+    self._sampling, self._repeats = sampling, repeats
     # Check `pp` first, because opening the source may take long.
     registry.parse(pp)
     with base.opening():
@@ -196,12 +199,15 @@ class TrainBatches(Batches):
 
   def _open(self, seed, host, hosts):
     reading, order = self.source.plan_training(seed, self.batch_size, host, hosts)
+    if reading is not self.source and (self._sampling or self._repeats > 1):
+      raise ValueError(
+        f'{self.source.name}: sampling={self._sampling!r} and repeats={self._repeats} read at '
+        "random: leave out 'stream'"
+      )
     if self._sampling:
-      if reading is not self.source:
-        raise ValueError(
-          f"{self.source.name}: sampling={self._sampling!r} reads at random: leave out 'stream'"
-        )
       order = sampling.order(self._sampling, self.source, seed)
+    if self._repeats > 1:
+      order = Repeated(order, self.num_examples, self._repeats, self.batch_size)
     return reading, order
 
   def iterate(self, start_step: int = 0) -> Iterator[dict]:
@@ -271,5 +277,5 @@ check_train = Section(
   TrainBatches, ('seed', 'bad_log', 'host', 'hosts', 'model_classes')
 )
 check_evaluate = Section(
-  EvalBatches, ('sampling', 'bad_log', 'host', 'hosts', 'model_classes')
+  EvalBatches, ('sampling', 'repeats', 'bad_log', 'host', 'hosts', 'model_classes')
 )

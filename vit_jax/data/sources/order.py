@@ -103,6 +103,27 @@ def _add(x, other, key, modulus):
   return np.where(x >= modulus, x - modulus, x)
 
 
+class Repeated:
+  """Repeated augmentation: an order that has an image several times in a batch.
+
+  As DeiT's sampler: an epoch of N positions has the first N / times images of its
+  permutation. The copies of an image are apart in the batch, because mixup mixes neighbours.
+  """
+
+  def __init__(self, order, num_examples: int, times: int, batch_size: int):
+    self._order, self._num, self._times = order, num_examples, times
+    # The offset in a batch of each of its positions, 0, 3, 6, ..., 1, 4, ..., 2, 5, ...
+    starts = [np.arange(i, batch_size, times) for i in range(times)]
+    self._offsets = np.concatenate(starts)
+
+  def indices(self, positions: np.ndarray) -> np.ndarray:
+    """Returns the examples' indices, int64 [n], at positions [n] >= 0."""
+    positions = np.asarray(positions, np.int64)
+    places = positions % len(self._offsets)
+    epochs, offsets = np.divmod(positions - places + self._offsets[places], self._num)
+    return self._order.indices(epochs * self._num + offsets // self._times)
+
+
 class Sequential:
   """Each example once, in the order of the source; later positions are padding."""
 
