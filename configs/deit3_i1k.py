@@ -9,8 +9,9 @@ cosine. 3-Augment, mixup of 0.8 and CutMix of 1.0, in whose images both classes 
 binary cross entropy for each class), stochastic depth, layer scale. An epoch shows a third of the
 images, each three times in a batch (repeated augmentation). B and L train at 192 px.
 
-In the published recipe the queries, keys and values of a block are one array for LAMB. Expected: near the published 81.4 % top-1 (S), 83.8 (B) and 84.9 (L) on the
-validation images, the last two after 20 more epochs at 224 px, which this recipe leaves out.
+In the published recipe the queries, keys and values of a block are one array for LAMB.
+Expected: near the published 81.4 % top-1 (S), 83.8 (B) and 84.9 (L) on the validation images,
+the last two after 20 more epochs at 224 px, which this recipe leaves out.
 Not run here, because the data is not available.
 
 Data: TFDS `imagenet2012`, prepared from the two archives of image-net.org.

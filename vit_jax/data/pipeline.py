@@ -200,9 +200,9 @@ class TrainBatches(Batches):
   def _open(self, seed, host, hosts):
     reading, order = self.source.plan_training(seed, self.batch_size, host, hosts)
     if reading is not self.source and (self._sampling or self._repeats > 1):
+      option = 'sampling' if self._sampling else 'repeats'
       raise ValueError(
-        f'{self.source.name}: sampling={self._sampling!r} and repeats={self._repeats} read at '
-        "random: leave out 'stream'"
+        f"{self.source.name}: {option} reads at random, so leave out 'stream'"
       )
     if self._sampling:
       order = sampling.order(self._sampling, self.source, seed)
