@@ -22,9 +22,9 @@ data=digits trains a small ViT on bundled digits, which are turned, moved and sc
 measures kNN on digits that are too: 51.9 % (an untrained encoder 31, pixels 69) in 5 minutes on a
 CPU core. It has no local crops, a sharper teacher and KoLeo.
 
-Hardware: as vit_i1k; an epoch costs 6 times one of supervised training. Expected (S/16, kNN
-and linear probe): 69.3 and 74.0 % in 100 epochs, 74.5 and 77.0 in 800. Not run here, because
-the data is not available.
+Hardware: as vit_i1k; an epoch has 3.8 times the products of one of supervised training.
+Expected (S/16, kNN and linear probe): 69.3 and 74.0 % in 100 epochs, 74.5 and 77.0 in 800. Not
+run here, because the data is not available.
 
 Smallest slices: v3:2x2 or v5e:2x4 (S/16).
 """

@@ -20,9 +20,9 @@ except by the few-shot evaluation fewshot=tfds:NAME. --config=mae_finetune_i1k:w
 --config=finetune:weights=RUN and --config=rcnn_coco:variant=vitdet:B,weights=RUN start from
 the encoder.
 
-Hardware: as vit_i1k, with a third of the cost of an epoch of supervised training. Expected
-after fine-tuning: 83.6 % (B/16, 1600 epochs), 85.9 (L/16), 86.9 (H/14). Not run here, because
-the data is not available.
+Hardware: as vit_i1k; an epoch has 0.56 (B/16), 0.34 (L/16) or 0.29 (H/14) of the products of
+one of supervised training. Expected after fine-tuning: 83.6 % (B/16, 1600 epochs), 85.9
+(L/16), 86.9 (H/14). Not run here, because the data is not available.
 
 Smallest slices: v3:2x2 or v5e:2x4 (B/16).
 """

@@ -226,7 +226,9 @@ def render(record: dict, spec: str) -> str:
   if record['tune'] != 'full':
     rows['tune'] = f'{record["tune"]}: fewer exaFLOPs than that'
   if record['beside']:
-    rows['not counted'] = f'parameters that the task {record["beside"]} adds'
+    rows['not counted'] = (
+      f'what the task {record["beside"]} adds to the model, or leaves out of an image'
+    )
   elif record['classes'] is None:
     rows['not counted'] = 'the head: --config.model.num_classes=K'
   return '\n'.join([spec, '', *(f'  {label:<22}{x}' for label, x in rows.items())])

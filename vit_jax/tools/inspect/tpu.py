@@ -181,7 +181,8 @@ def inspect(config: dict, record: dict, text: str) -> dict:
     raise UserError(
       f'--tpu {where}: the step does not fit on {mesh.size} devices of '
       f'{hbm / _GIB:g} GiB: {"; ".join(_render_steps(own, other))}. Try '
-      '--config.model.remat=full, --config.optim.accum=2 or a larger slice.'
+      '--config.model.remat=full, --config.optim.accum=2 (for pairs of images and texts '
+      '--config.task.parts=2) or a larger slice.'
     )
   hours = own['step_s'] * record['steps'] / 3600
   return {
