@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
@@ -127,11 +126,11 @@ def _factors(bias, queries: int, keys: int, dtype) -> tuple[jax.Array, jax.Array
   h, w = (x.shape[-1] for x in bias)
   bias = jnp.concatenate([x.swapaxes(1, 2) for x in bias], axis=-1).astype(dtype)
   bias = jnp.pad(bias, ((0, 0), (0, 0), (queries - bias.shape[2], 0), (0, 0)))
-  rows, columns = np.divmod(np.arange(h * w), w)
-  places = np.zeros((keys, h + w), np.float32)
-  of_map = np.arange(keys - h * w, keys)
-  places[of_map, rows] = places[of_map, h + columns] = 1
-  return bias, jnp.asarray(places, dtype)
+  # Computed, because these matrices would be most of the text of a ViTDet's program.
+  key = jnp.arange(keys)[:, None] - (keys - h * w)
+  lane = jnp.arange(h + w)
+  places = (key >= 0) & ((key // w == lane) | (key % w + h == lane))
+  return bias, places.astype(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
