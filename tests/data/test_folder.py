@@ -66,18 +66,12 @@ def test_the_order_is_that_of_a_hash_of_the_paths(tmp_path):
 def test_images_in_no_folder_have_no_labels(tmp_path, place):
   write(tmp_path, [f'{place}{i}.png' for i in range(5)] + [f'{place}notes.txt'])
   source = sources.build(str(tmp_path), 'train')
-  assert [*source.features] == ['image']
   assert source.labels is source.class_names is None
-  assert len(source) == 5
-  names = {os.path.relpath(source.name_of(i), tmp_path) for i in range(5)}
-  assert names == {f'{place}{i}.png' for i in range(5)}
-  content = os.path.relpath(source.name_of(2), tmp_path).encode()
-  assert source.read(np.array([2])) == [{'image': content}]
-  line = (
-    f'{tmp_path}, train: 5 images; left out: 1 .txt; no labels, which need a folder'
+  read = [x['image'].decode() for x in source.read(np.arange(5)) if [*x] == ['image']]
+  assert sorted(read) == [f'{place}{i}.png' for i in range(5)]
+  assert 'train: 5 images; left out: 1 .txt; no labels, which' in source.describe(
+    'train'
   )
-  assert line in source.describe('train')
-  # What needs labels says so.
   batches = pipeline.EvalBatches(str(tmp_path), 'train', 'decode|value_range(-1, 1)', 2)
   with pytest.raises(UserError, match=naming('label', 'CLASS/1.jpg')):
     batches.classes_of('label')

@@ -75,6 +75,19 @@ def test_a_run_loads_with_its_names_and_its_accuracy(finished, ema):
   assert top1(loaded) == pytest.approx(expected)
 
 
+def test_a_run_prepares_images_as_its_evaluation_or_its_training_did():
+  levels = 'value_range((-2, -2, -1), (2, 2, 3))'
+  config = {'task': {'name': 'dino'}, 'data': {'pp': f'decode|{levels}'}, 'evals': {}}
+  config['resolved'] = {'image_shape': (8, 8, 3)}
+  pp = lambda: weights.runs.read_pipeline(config)
+  assert pp() == f"decode(3)|resize(8, rounding='none')|{levels}"
+  crop = "resize_small({}, method='bicubic', rounding='nearest')|central_crop({})"
+  config['resolved']['pixels'] = f'decode|{crop.format(20, 16)}|value_range(-1, 1)'
+  assert pp() == f'decode(3)|{crop.format(10, 8)}|{levels}'
+  config['evals']['knn'] = {'pp': 'decode|probe'}
+  assert pp() == 'decode|probe'
+
+
 def test_every_step_can_be_read_and_the_best_is_that_of_the_metric(finished):
   workdir, results = finished
   best = best_of(results)

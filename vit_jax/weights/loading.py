@@ -57,8 +57,8 @@ def load(
   """Returns the model of a source, with its parameters.
 
   Args:
-    source: see above. A run without labels (task 'mae' or 'masked_patches') gives the
-      encoder, without a head and without the parameters that the task added.
+    source: see above. A run without labels (task 'dino', 'mae' or 'masked_patches') gives
+      the encoder, without a head and without the parameters that the task added.
     variant: the model's size, such as 'B/16', if the source does not say it.
     image_size: the size of images, (H, W) or one number for both, to which position
       embeddings are resized. The pipeline keeps the source's interpolation, crop ratio and

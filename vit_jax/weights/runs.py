@@ -13,9 +13,10 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import distributed, files, models, tasks, trees, tune
+from vit_jax.data.ops import registry
 from vit_jax.errors import NoUsableCheckpoint, UserError
 from vit_jax.tasks.distill import TEACHER
-from vit_jax.weights import adapt, readers
+from vit_jax.weights import adapt, pipelines, readers
 from vit_jax.weights.families import text
 from vit_jax.weights.source import Header, Source
 
@@ -178,11 +179,24 @@ def _restore_newest(folder, steps: list[int], restore: Callable) -> tuple[int, d
 
 
 def read_pipeline(config: dict) -> str | None:
-  """Returns the pipeline of the run's first evaluation, with a `decode` for image files."""
-  for section in config.get('evals', {}).values():
-    if isinstance(data := section.get('data'), dict) and 'pp' in data:
-      pp = data['pp']
-      if re.match(r'\s*decode\b', pp):
-        return pp
-      return f'decode({config["resolved"]["image_shape"][-1]})|{pp}'
-  return None
+  """Returns the pipeline of the run's first evaluation, with a `decode` for image files.
+
+  Without an evaluation on the data itself it is that of the first probe. Without any, a
+  classifier or backbone has the geometry of the weights that the run started from, and the
+  value range of training.
+  """
+  resolved, evals = config['resolved'], [*config.get('evals', {}).values()]
+  H, W, C = resolved['image_shape']
+  sections = [x['data'] for x in evals if isinstance(x.get('data'), dict)] + evals
+  pp = next((x['pp'] for x in sections if 'pp' in x), None)
+  if pp is None and tasks.class_of(config).OUTPUTS == 'classes':
+    ops = registry.parse(config['data']['pp'])
+    levels = next((op.text for op in ops if op.name == 'value_range'), 'value_range')
+    size = H if H == W else (H, W)
+    pp = f"decode({C})|resize_as_weights({size}, rounding='none')|{levels}"
+    run = {'data': {'pp': pp}, 'evals': {}}
+    filled, _ = pipelines.fill(run, resolved.get('pixels'))
+    pp = filled['data']['pp']
+  if pp is None or re.match(r'\s*decode\b', pp):
+    return pp
+  return f'decode({C})|{pp}'
