@@ -15,6 +15,7 @@ from typing import Annotated
 import jax
 import optax
 
+from vit_jax import trees
 from vit_jax.check import FLOAT32, Factor, Fraction, Positive, Range, Section
 from vit_jax.errors import UserError
 from vit_jax.optim import averages, multipliers, schedules
@@ -123,7 +124,8 @@ def build(
     decay = wd if wd_end is None else schedules.half_cosine(wd, wd_end, total_steps)
     parts.append(multipliers.add_weight_decay(decay, wd_rules))
   if name == 'lamb':
-    parts.append(multipliers.scale_by_trust(wd_rules))
+    decays = lambda tree: jax.tree.map(bool, trees.select(wd_rules, tree))
+    parts.append(optax.masked(optax.scale_by_trust_ratio(), decays))
   parts.append(multipliers.scale_by_rate(lr_rules, layer_decay, family, starts))
   average = None
   if ema is not None:

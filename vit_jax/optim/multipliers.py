@@ -62,26 +62,6 @@ def add_weight_decay(wd, rules) -> optax.GradientTransformationExtraArgs:
   return optax.GradientTransformationExtraArgs(init, update)
 
 
-def scale_by_trust(rules) -> optax.GradientTransformation:
-  """Returns a transformation that scales updates to the norm of their parameters, for LAMB.
-
-  Only parameters that `rules` decay are scaled, unless they or their updates are zero. The
-  layers of a scanned stack have one norm together, and so do not train as without `scan`.
-  """
-
-  def scale(update, param, factor):
-    if not factor:
-      return update
-    norms = optax.tree.norm(param), optax.tree.norm(update)
-    some = (norms[0] > 0) & (norms[1] > 0)
-    return update * jnp.where(some, norms[0] / norms[1], 1.0).astype(update.dtype)
-
-  def update(updates, state, params):
-    return jax.tree.map(scale, updates, params, trees.select(rules, params)), state
-
-  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
 def layer_factors(family, params, decay: float) -> dict[str, np.ndarray]:
   """Returns {name: factor} of layer-wise learning-rate decay (arXiv 2106.08254, 3.2).
 

@@ -88,7 +88,8 @@ def lamb(
   """LAMB (arXiv 1904.00962): Adam whose steps are as long as their parameters.
 
   `optim.build` scales the update of each array that decays, decay included, to the norm of
-  the array, as in timm; see `multipliers.scale_by_trust`.
+  the array, as in timm. The layers of a scanned stack have one norm together, and so do not
+  train as without `scan`.
   """
   return adam(b1=b1, b2=b2, eps=eps, moment_dtype=moment_dtype)
 

@@ -35,15 +35,13 @@ def complete(config: dict, older: dict | None) -> dict:
       header = weights.read_header(source)
       section = {'source': source, **_describe(header, config)}
     classes = header.fields.get('num_classes'), header.class_names
-  config = {**config, 'task': {**config['task'], 'teacher': section}}
+  config = config | {'task': config['task'] | {'teacher': section}}
   if not _is_unlabelled(config):
     return config
   number, names = classes
-  model = {**config['model'], 'num_classes': number}
-  return {
-    **config,
-    'model': model,
-    'resolved': {**config['resolved'], 'class_names': names},
+  return config | {
+    'model': config['model'] | {'num_classes': number},
+    'resolved': config['resolved'] | {'class_names': names},
   }
 
 

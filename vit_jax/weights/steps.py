@@ -40,6 +40,12 @@ class Steps:
         manifests[step] = self.checkpoints.manifest(step)
     return manifests
 
+  def _leaves(self, step: int) -> dict[str, list]:
+    """Returns {name: its leaf in the manifest}, without a teacher's; {} for a damaged step."""
+    body = self._manifests[step] or {'leaves': {}}
+    teacher = f'{FROZEN}{TEACHER}'
+    return {n: leaf for n, leaf in body['leaves'].items() if not n.startswith(teacher)}
+
   @property
   def metrics(self) -> dict[int, dict[str, float] | None]:
     """The metrics saved with each step, {step: {name: number}}; None for a damaged step."""
@@ -51,12 +57,10 @@ class Steps:
     Parameters that are not stored were not trained: see `checkpoint.checkpoints`. Those of a
     teacher are left out.
     """
-    leaves = (self._manifests[step] or {'leaves': {}})['leaves']
     return {
       name.partition('/')[2]: (shape, name.startswith('params/'))
-      for name, (shape, *_) in leaves.items()
+      for name, (shape, *_) in self._leaves(step).items()
       if name.startswith(('params/', FROZEN))
-      and not name.startswith(f'{FROZEN}{TEACHER}')
     }
 
   def own_shapes(self, step: int, key: str) -> dict[str, list[int]]:
@@ -64,14 +68,10 @@ class Steps:
 
     Names are those of `trees.flatten_variables`. Those of a teacher are left out.
     """
-    leaves = (self._manifests[step] or {'leaves': {}})['leaves']
-    names = {
-      n: n.removeprefix('params/').removeprefix(FROZEN)
-      for n in leaves
-      if not n.startswith(f'{FROZEN}{TEACHER}')
-    }
-    own = re.compile(rf'(?:{trees.STATS}/)?{key}/.*')
-    return {x: leaves[n][0] for n, x in names.items() if own.fullmatch(x)}
+    own = re.compile(rf'(?:params/|{FROZEN})?((?:{trees.STATS}/)?{key}/.*)')
+    leaves = self._leaves(step).items()
+    matches = ((own.fullmatch(name), shape) for name, (shape, *_) in leaves)
+    return {match[1]: shape for match, shape in matches if match}
 
   def choose(self, source, which: str | None) -> int | None:
     """Returns the step that `RUN@which` means; None for the newest that is not damaged."""

@@ -84,17 +84,10 @@ class Parquet(shards.Encoded):
       table = _read_group(path, group, tuple(names.values()))
       at = row - int(ends[group]) + sizes[group]
       cells = {key: table.column(name)[at].as_py() for key, name in names.items()}
-      out.append(_record(cells))
+      if isinstance(image := cells['image'], dict):
+        cells['image'] = image.get('bytes')
+      out.append({**dict.fromkeys(_NAMES), **cells})
     return out
-
-
-def _record(cells: dict) -> dict:
-  image, texts, label = (cells.get(key) for key in ('image', 'text', 'label'))
-  image = image.get('bytes') if isinstance(image, dict) else image
-  texts = [texts] if isinstance(texts, str) else texts
-  texts = [text for text in texts or () if text and text.strip()]
-  values = {'image': image, 'text': texts or None, 'label': label}
-  return {key: x for key, x in values.items() if x is not None}
 
 
 @functools.cache

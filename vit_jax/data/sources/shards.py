@@ -107,8 +107,8 @@ class Shards(Source):
 class Encoded(Shards):
   """Encoded images in files, with captions, and with labels where there are any.
 
-  A record is {'image': bytes, 'text': captions, 'label': int or list} with those that there
-  are, or {'error': reason}. Labels count if every example has one, or a list of them.
+  A record is {'image': bytes, 'text': captions, 'label': int or list}, where any may be None,
+  or {'error': reason}. Labels count if every example has one, or a list of them.
   """
 
   SCHEME: str
@@ -130,7 +130,7 @@ class Encoded(Shards):
     self.pieces = Pieces(self._select(paths_of, split, count))
     self.features = {'image': ImageFeature()}
     first = self.records(np.arange(min(len(self), 8)))
-    if any('text' in record for record in first):
+    if any('text' in self.example(record, 0) for record in first):
       self.features['text'] = TextFeature()
     labels = [label for piece in self.pieces.parts for label in self._labels(piece)]
     if lacks := labels.count(None):
@@ -167,9 +167,18 @@ class Encoded(Shards):
     return out
 
   def example(self, record: dict, index: int) -> dict:
-    if 'error' in record or 'image' in record:
+    if 'error' in record:
       return record
-    return {'error': 'has no image'}
+    if record['image'] is None:
+      return {'error': 'has no image'}
+    texts = record['text'] or ()
+    texts = [texts] if isinstance(texts, str) else texts
+    try:
+      texts = [text for text in texts if text and text.strip()]
+    except (TypeError, AttributeError):
+      return {'error': f'its captions are no texts: {texts}'}
+    record = record | {'text': texts or None}
+    return {key: x for key, x in record.items() if x is not None}
 
 
 def _size(path: str) -> int:

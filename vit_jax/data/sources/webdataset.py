@@ -64,19 +64,14 @@ def _index(path: str) -> list[dict]:
 
 def _read(path: str, example: dict) -> dict:
   places = {kind: place for kind, place in example.items() if kind != 'label'}
-  out = {'label': example['label']} if 'label' in example else {}
   try:
     with stalls.reading(path), open(path, 'rb', buffering=0) as file:
       read = {kind: os.pread(file.fileno(), n, at) for kind, (at, n) in places.items()}
-    if 'image' in read:
-      out['image'] = read['image']
     texts = read['txt'].decode().splitlines() if 'txt' in read else []
     if 'json' in read and not texts:
       content = json.loads(read['json'])
       names = (name for name in ('caption', 'captions', 'text') if content.get(name))
-      texts = content.get(next(names, ''), [])
-      texts = [texts] if isinstance(texts, str) else texts
-    texts = [text for text in texts if text.strip()]
-    return out | ({'text': texts} if texts else {})
+      texts = content.get(next(names, ''))
+    return {'image': read.get('image'), 'text': texts, 'label': example.get('label')}
   except (OSError, ValueError, AttributeError) as error:
     return {'error': f'cannot be read: {error}'}
