@@ -94,7 +94,7 @@ def grey_of_tf(image):
   return (2989 * r + 5870 * g + 1140 * b) * 511 // 5_100_000
 
 
-def mean_grey(image):
+def _mean_grey(image):
   """Returns int32 []: the mean of `grey`, rounded."""
   levels = tf.cast(grey(image), tf.int64)
   count = tf.size(levels, tf.int64)
@@ -109,7 +109,7 @@ def color(image, factor, to_grey=grey):
 
 def contrast(image, factor, target=None):
   """Blends with one level of grey: `target`, int32 [], or the mean of the image."""
-  target = mean_grey(image) if target is None else target
+  target = _mean_grey(image) if target is None else target
   return _clip(_blend(tf.cast(target, tf.float32), image, factor))
 
 

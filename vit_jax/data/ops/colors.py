@@ -22,7 +22,7 @@ Chance = Fraction | tuple[Fraction, Fraction, Fraction]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OnDevice:
+class _OnDevice:
   """Changes each image of a batch, or each crop of its images, with probability `p`.
 
   Attributes:
@@ -85,13 +85,13 @@ def color_jitter(
     order = jax.random.permutation(order, 4)
     return _jitter(image, order, jnp.concatenate([factors, turn]))
 
-  return OnDevice(change, p)
+  return _OnDevice(change, p)
 
 
 @op('grayscale', draws=2)
 def grayscale(p: Chance = 0.2):
   """Replaces the three channels by their grey, with probability `p`."""
-  return OnDevice(lambda image, key: _grey(image), p)
+  return _OnDevice(lambda image, key: _grey(image), p)
 
 
 @op('gaussian_blur', draws=2)
@@ -106,13 +106,13 @@ def gaussian_blur(p: Chance = 0.5, pillow: bool = False, inverted: bool = False)
   """
   blur = _blur_of_pillow if pillow else _blur
   p = (1 - jnp.float32(p)).tolist() if inverted else p
-  return OnDevice(lambda image, key: blur(image, _sigma(key)), p)
+  return _OnDevice(lambda image, key: blur(image, _sigma(key)), p)
 
 
 @op('solarize', draws=2)
 def solarize(p: Chance = 0.2):
   """Inverts the upper half of the levels, with probability `p`."""
-  return OnDevice(lambda image, key: _solarize(image), p)
+  return _OnDevice(lambda image, key: _solarize(image), p)
 
 
 @op('three_augment', draws=2)
@@ -131,7 +131,7 @@ def three_augment(jitter: Factor = 0.3):
     chosen = jax.random.randint(choice, (), 0, len(branches))
     return last.change(jax.lax.switch(chosen, branches, image), colors)
 
-  return OnDevice(change, 1.0)
+  return _OnDevice(change, 1.0)
 
 
 # The functions below change images float32 [3, H, W], because TPUs store arrays whose last
