@@ -170,12 +170,10 @@ def test_streams_and_labels(written, name):
 
 
 def test_a_stream_has_an_order_of_its_own(written):
-  for words, option in (
-    ("sampling='balanced'", {'sampling': 'balanced'}),
-    ('repeats=3', {'repeats': 3}),
-  ):
-    with pytest.raises(UserError, match=naming(words, "'stream'")):
-      batches(written['parquet'], PP, source_options={'stream': True}, **option)
+  for key, value in (('sampling', 'balanced'), ('repeats', 3)):
+    options = {'source_options': {'stream': True}, key: value}
+    with pytest.raises(UserError, match=naming(f'{key}={value!r}', "'stream'")):
+      batches(written['parquet'], PP, **options)
 
 
 def test_parquet_names_its_classes(written):

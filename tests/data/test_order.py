@@ -62,14 +62,12 @@ def test_repeated_augmentation_is_that_of_timms_sampler():
   # Mixup mixes each image with the one before it.
   assert (batches != np.roll(batches, 1, axis=1)).all()
   # Any position is known by itself, so that runs resume, on any number of hosts.
-  np.testing.assert_array_equal(
-    repeated.indices(positions[::-7]), batches.ravel()[::-7]
-  )
+  some = repeated.indices(positions[::-7])
+  np.testing.assert_array_equal(some, batches.ravel()[::-7])
 
 
 def test_copies_of_an_image_are_augmented_anew():
-  pp = 'random_affine(90, 0.2)|value_range(-1, 1)'
-  args = 'digits', 'train[:40]', pp, 6
+  args = 'digits', 'train[:40]', 'random_affine(90, 0.2)|value_range(-1, 1)', 6
   batch = next(pipeline.TrainBatches(*args, repeats=3).iterate())
   first, second = batch['index'][:2]
   assert batch['index'].tolist() == [first, second] * 3

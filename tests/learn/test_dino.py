@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import vit_jax
-from tests.support import GOLDEN, naming, runs
+from tests.support import golden, naming, runs
 from vit_jax import config, models, optim, sharding, tasks, trees, weights
 from vit_jax.errors import Diverged, UserError
 from vit_jax.learn import dino
@@ -23,11 +23,6 @@ from vit_jax.train.step import State, gradients, init_state, make_step
 from vit_jax.weights import rename
 
 KEY = jax.random.key(4)
-
-
-@functools.cache
-def golden(name: str) -> dict:
-  return dict(np.load(GOLDEN / f'{name}.npz'))
 
 
 # -- parts ------------------------------------------------------------------------------
@@ -133,15 +128,6 @@ def part(name: str, prefix: str) -> dict:
     # They are 1, and not trained.
     flat.pop('dino/head/lengths', None)
   return flat
-
-
-def of_parameters(name: str, values) -> dict:
-  """Returns {our name: value} of a value for each of the authors' parameters."""
-  reference, out = golden(name), {}
-  for theirs, value in zip(reference['names'], values, strict=True):
-    shape = {theirs: reference[f'student/{theirs}']}
-    out |= dict.fromkeys(rename.to_ours(shape, rules_of(2))[0], float(value))
-  return out
 
 
 def crops_of(name: str) -> dict:
@@ -336,9 +322,8 @@ def temperature(c: dict, step):
   keys = ('temperature', 'temperature_start', 'temperature_warmup')
   batch = {'image': jax.ShapeDtypeStruct((2, 2, 16, 16, 3), jnp.float32)}
   own = {key: c['task'][key] for key in keys}
-  return tasks.build('dino', models.build('vit', **SMALL), batch, **own).temperature_at(
-    step
-  )
+  task = tasks.build('dino', models.build('vit', **SMALL), batch, **own)
+  return task.temperature_at(step)
 
 
 # -- devices, micro-batches, collapse -----------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import vit_jax
-from tests.support import GOLDEN, naming, runs
+from tests.support import GOLDEN, golden, naming, runs
 from tests.support.figures import draw, run, small_figures  # noqa: F401
 from vit_jax import config, models, optim, sharding, tasks, trees, weights
 from vit_jax.errors import UserError
@@ -41,11 +41,6 @@ def recipe(name: str) -> dict:
 
 
 # -- steps of the authors' code ---------------------------------------------------------
-
-
-@functools.cache
-def golden(name: str) -> dict:
-  return dict(np.load(GOLDEN / f'{name}.npz'))
 
 
 def ours(arrays: dict) -> dict:
@@ -114,9 +109,8 @@ def test_three_steps_of_the_authors_code():
 
   @jax.jit
   def step(params, state, order):
-    loss = lambda params: task.loss({'params': params}, batch | {'order': order}, KEY)[
-      0
-    ]
+    ordered = batch | {'order': order}
+    loss = lambda params: task.loss({'params': params}, ordered, KEY)[0]
     value, grads = jax.value_and_grad(loss)(params)
     rate = jnp.float32(options['lr'])
     updates, state = optimizer.tx.update(grads, state, params, rate=rate, good=True)

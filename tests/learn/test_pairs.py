@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.support import GOLDEN, naming, runs
+from tests.support import GOLDEN, golden, naming, runs
 from tests.support import pairs as support
 from vit_jax import config, evaluators, models, sharding, tasks, trees
 from vit_jax.errors import UserError
@@ -28,11 +28,6 @@ CASES = [
 ]
 
 
-@functools.cache
-def golden() -> dict:
-  return dict(np.load(GOLDEN / 'pairs.npz'))
-
-
 def normed(x):
   return x / (jnp.linalg.norm(x, axis=-1, keepdims=True) + 1e-8)
 
@@ -45,7 +40,7 @@ def loss_of(name: str, weight, chunk: int):
 
 @pytest.mark.parametrize(('case', 'chunk'), CASES)
 def test_losses_are_those_of_big_vision(case, chunk):
-  z, start = golden(), f'sigmoid_{case.partition("_")[2]}'
+  z, start = golden('pairs'), f'sigmoid_{case.partition("_")[2]}'
   args = z['image_raw'], z['text_raw'], z[f'{start}/t'], z[f'{start}/b']
   weight = np.full(8, 1 / 8, np.float32)
   loss = jax.value_and_grad(loss_of(case, weight, chunk), (0, 1, 2, 3))
@@ -59,7 +54,7 @@ def test_losses_are_those_of_big_vision(case, chunk):
 @pytest.mark.parametrize('name', pairs.LOSSES)
 @pytest.mark.parametrize('chunk', [2, pairs.CHUNK])
 def test_a_masked_pair_counts_nothing(name, chunk):
-  z, mask = golden(), golden()['mask']
+  z, mask = golden('pairs'), golden('pairs')['mask']
   t, b = z['sigmoid_init/t'], z['sigmoid_init/b']
   weight = mask / mask.sum(dtype=np.float32)
   args = z['image_raw'], z['text_raw'], t, b
@@ -75,7 +70,7 @@ def test_a_masked_pair_counts_nothing(name, chunk):
 
 
 def test_prototypes_and_recall_are_those_of_the_reference():
-  z = golden()
+  z = golden('pairs')
   vectors = normed(z['zeroshot_text'])
   np.testing.assert_allclose(
     image_text.prototypes(np.asarray(vectors)), z['zeroshot_prototypes'], atol=1e-6

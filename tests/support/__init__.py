@@ -1,10 +1,19 @@
 """Helpers of several tests: golden files, error patterns, small runs and fakes."""
 
+import functools
 import re
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / 'tests' / 'golden'
+
+
+@functools.cache
+def golden(name: str) -> dict:
+  """Returns the arrays of a file of GOLDEN."""
+  return dict(np.load(GOLDEN / f'{name}.npz'))
 
 
 def classifiers() -> list[str]:

@@ -1,6 +1,5 @@
 """Distances and losses against big_vision and DeiT, and runs with a teacher."""
 
-import functools
 from types import SimpleNamespace
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import GOLDEN, naming, tuning
+from tests.support import golden, naming, tuning
 from vit_jax import models, sharding, trees
 from vit_jax.tasks.distill import Distill, DistillFeatures, kl, soft
 from vit_jax.train.trainer import Trainer
@@ -26,12 +25,6 @@ SPEC = {
 }
 
 
-@functools.cache
-def golden():
-  with np.load(GOLDEN / 'distill.npz') as file:
-    return dict(file)
-
-
 def student(logits, heads=None, **fields):
   """A student whose logits are given, and a task whose teacher's are the golden's."""
   out = dict(zip(('class_logits', 'distilled_logits'), heads or (), strict=False))
@@ -41,9 +34,9 @@ def student(logits, heads=None, **fields):
 
 def loss_of(model, targets, **options):
   task = Distill(model, SPEC, teacher=SECTION, **options)
-  task.teacher = lambda params, images: (golden()['teacher'], {})
+  task.teacher = lambda params, images: (golden('distill')['teacher'], {})
   weight = np.full(6, 1 / 6, np.float32)
-  batch = {'image': None, 'label': golden()['labels'], 'weight': weight}
+  batch = {'image': None, 'label': golden('distill')['labels'], 'weight': weight}
   loss, (metrics, _) = task.loss({'params': {}}, {**batch, 'target': targets}, None)
   agree = metrics.pop('agreement')
   return loss, agree
@@ -58,10 +51,12 @@ def loss_of(model, targets, **options):
 )
 def test_distances_are_those_of_big_vision(name, options):
   measure = lambda logits: loss_of(student(logits), None, **options)
-  (loss, agree), grad = jax.value_and_grad(measure, has_aux=True)(golden()['student'])
-  assert loss == pytest.approx(golden()[f'{name}/loss'], rel=1e-5)
-  np.testing.assert_allclose(grad, golden()[f'{name}/grad'], atol=1e-6)
-  assert agree == pytest.approx(golden()['agree_1'].mean())
+  (loss, agree), grad = jax.value_and_grad(measure, has_aux=True)(
+    golden('distill')['student']
+  )
+  assert loss == pytest.approx(golden('distill')[f'{name}/loss'], rel=1e-5)
+  np.testing.assert_allclose(grad, golden('distill')[f'{name}/grad'], atol=1e-6)
+  assert agree == pytest.approx(golden('distill')['agree_1'].mean())
 
 
 @pytest.mark.parametrize(
@@ -70,25 +65,27 @@ def test_distances_are_those_of_big_vision(name, options):
 )
 @pytest.mark.parametrize('labels', ['smooth', 'mixed'])
 def test_losses_of_two_heads_are_those_of_deit(distance, weight, temperature, labels):
-  targets = golden()['soft_labels']
+  targets = golden('distill')['soft_labels']
   if labels == 'smooth':
-    targets = np.eye(9)[golden()['labels']] * 0.9 + 0.1 / 9
+    targets = np.eye(9)[golden('distill')['labels']] * 0.9 + 0.1 / 9
 
   def measure(heads):
     model = student(heads[0], heads, classifier='distilled')
     options = dict(distance=distance, weight=weight, temperature=temperature)
     return loss_of(model, targets, **options)[0]
 
-  heads = golden()['cls_logits'], golden()['student']
+  heads = golden('distill')['cls_logits'], golden('distill')['student']
   loss, grads = jax.value_and_grad(measure)(heads)
   name = f'deit_{distance}_alpha{weight}_tau{temperature}_{labels}'
-  assert loss == pytest.approx(golden()[f'{name}/loss'], rel=1e-5)
+  assert loss == pytest.approx(golden('distill')[f'{name}/loss'], rel=1e-5)
   for grad, head in zip(grads, ('cls', 'dist'), strict=True):
-    np.testing.assert_allclose(grad, golden()[f'{name}/grad_{head}'], atol=1e-6)
+    np.testing.assert_allclose(
+      grad, golden('distill')[f'{name}/grad_{head}'], atol=1e-6
+    )
 
 
 def test_soft_is_kl_over_the_number_of_classes():
-  logits = golden()['student'], golden()['teacher']
+  logits = golden('distill')['student'], golden('distill')['teacher']
   np.testing.assert_allclose(9 * soft(*logits, 3.0), kl(*logits, 3.0), rtol=1e-6)
 
 

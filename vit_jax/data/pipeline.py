@@ -200,7 +200,9 @@ class TrainBatches(Batches):
   def _open(self, seed, host, hosts):
     reading, order = self.source.plan_training(seed, self.batch_size, host, hosts)
     if reading is not self.source and (self._sampling or self._repeats > 1):
-      option = 'sampling' if self._sampling else 'repeats'
+      option = f'repeats={self._repeats}'
+      if self._sampling:
+        option = f'sampling={self._sampling!r}'
       raise ValueError(
         f"{self.source.name}: {option} reads at random, so leave out 'stream'"
       )
