@@ -57,7 +57,7 @@ def main(before: str, after: str, folder: str, pixels: str, target: str):
       left = SIDE + GAP + half * (NEIGHBOURS * SIDE + GAP)
       for n, k in enumerate(x[i]):
         picture.paste(tile(keys[k], wrong(i, k)), (left + n * SIDE, y * SIDE))
-  picture.quantize(16).save(target, optimize=True)
+  picture.quantize(128).save(target, optimize=True)
   print([np.mean(x) / NEIGHBOURS for x in errors])
 
 
