@@ -43,9 +43,12 @@ def anchors(
     offset: position within a cell of the map: 0 for the corner, 0.5 for the centre.
   """
   y, x = (
-    (jnp.arange(n, dtype=jnp.float32) + offset) * stride
+    (jnp.arange(n, dtype=jnp.float32) + offset)[:, None] * stride
     for n, stride in zip(grid, strides, strict=True)
   )
-  y, x = jnp.meshgrid(y, x, indexing='ij')
-  places = jnp.stack([x, y, x, y], -1)[:, :, None]  # [h, w, 1, 4]
-  return (places + cell).reshape(-1, 4)
+  # Flat rows: TPUs need long code to merge axes as short as the last ones of [h, w, A, 4].
+  along = lambda k: (x + cell[:, k]).reshape(1, -1)  # [1, w A]
+  beside = lambda k: y + jnp.tile(cell[:, k], grid[1])  # [h, w A]
+  corners = along(0), beside(1), along(2), beside(3)
+  shape = grid[0], grid[1] * len(cell)
+  return jnp.stack([jnp.broadcast_to(c, shape).reshape(-1) for c in corners], -1)
