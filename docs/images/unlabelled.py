@@ -26,17 +26,17 @@ MOVED = 'random_affine(15, 0.2, (0.6, 1.2))|value_range'
 PROBES = {'knn': {'k': [5]}, 'linear_probe': {'l2': [1.0]}}
 # For each data set: the names of rows, and of their runs.
 DIGITS = {
-  'pixels': '',
-  "MAE's encoder, untrained": 'maeinit',
+  'pixels': None,
+  'untrained, as MAE': 'maeinit',
   'MAE': 'mae',
-  "DINO's encoder, untrained": 'dinoinit',
+  'untrained, as DINO': 'dinoinit',
   'DINO': 'dino',
   'supervised by the labels': 'sup',
 }
 ROWS = {'digits': DIGITS, 'digits, moved': DIGITS}
 ROWS['shapes'] = {
-  'pixels': '',
-  "SigLIP's encoder, untrained": 'siglipinit',
+  'pixels': None,
+  'untrained, as SigLIP': 'siglipinit',
   'SigLIP': 'siglip',
   'supervised by the labels': 'shp',
 }
@@ -47,42 +47,36 @@ def flatten(_, batch):
   return {'pre_logits': batch['image'].reshape(len(batch['image']), -1)}
 
 
-def measure(runs: Path, method: str, name: str, mesh) -> list[list[float]]:
-  """Returns accuracies in percent, [seeds, probes], of a row on one of `DATA`."""
+def measure(run: Path | None, name: str, seed: int, mesh) -> list[float]:
+  """Returns accuracies in percent, one for each of `PROBES`, of a run or of pixels."""
   source, labels, test = DATA[name]
+  predict, variables, pp = flatten, {}, PIXELS[name] + 'value_range(-1, 1)'
+  if run:
+    loaded = vit_jax.load(str(run), ema=run.name == f'dino{seed}')
+    predict = lambda variables, batch: loaded.model.apply(variables, batch['image'])[1]
+    variables, pp = loaded.variables, loaded.pp
+  if name == 'digits, moved':
+    pp = pp.replace('value_range', MOVED)
+  data = dict(source=source, test=test)
+  data['train'] = f'train[{labels * seed}:{labels * (seed + 1)}]'
+  section = dict(datasets={'x': data}, pp=pp, batch_size=200, mesh=mesh)
   out = []
-  for seed in range(SEEDS):
-    predict, variables, pp = flatten, {}, PIXELS[name] + 'value_range(-1, 1)'
-    if method:
-      loaded = vit_jax.load(str(runs / f'{method}{seed}'), ema=method == 'dino')
-      predict = lambda variables, batch, model=loaded.model: model.apply(
-        variables, batch['image']
-      )[1]
-      variables, pp = loaded.variables, loaded.pp
-    if name == 'digits, moved':
-      pp = pp.replace('value_range', MOVED)
-    data = dict(source=source, test=test)
-    data['train'] = f'train[{labels * seed}:{labels * (seed + 1)}]'
-    section = dict(datasets={'x': data}, pp=pp, batch_size=200, mesh=mesh)
-    row = []
-    for probe, options in PROBES.items():
-      values = evaluators.build(type=probe, **options, **section).run(
-        predict, variables
-      )
-      row += [100 * v for key, v in values.items() if key.endswith(('nn', 'top1'))]
-    out.append(row)
+  for probe, options in PROBES.items():
+    values = evaluators.build(type=probe, **options, **section).run(predict, variables)
+    out += [100 * v for key, v in values.items() if key.endswith(('nn', 'top1'))]
   return out
 
 
 def main(runs: str, target: str):
   mesh = sharding.make_mesh()
-  figure, axes = plt.subplots(1, len(DATA), figsize=(11, 2.6))
+  figure, axes = plt.subplots(1, len(DATA), figsize=(11, 2.8), layout='constrained')
   for ax, (name, rows) in zip(axes, ROWS.items(), strict=True):
     with jax.set_mesh(mesh):
-      x = np.array(
-        [measure(Path(runs), method, name, mesh) for method in rows.values()]
-      )
-    means, deviations = x.mean(1), x.std(1, ddof=1)
+      x = [
+        [measure(m and Path(runs, f'{m}{s}'), name, s, mesh) for s in range(SEEDS)]
+        for m in rows.values()
+      ]
+    means, deviations = np.mean(x, 1), np.std(x, 1, ddof=1)
     for label, mean, deviation in zip(rows, means, deviations, strict=True):
       pairs = zip(mean, deviation, strict=True)
       print(name, label, *[f'{m:.1f} ± {d:.1f}' for m, d in pairs], sep=' | ')
@@ -94,7 +88,6 @@ def main(runs: str, target: str):
     ax.set_title(f'{name}, %', fontsize=8)
     ax.tick_params(axis='x', labelsize=7)
   axes[-1].legend(fontsize=7, loc='upper right')
-  figure.tight_layout(pad=0.4)
   figure.savefig(target, dpi=110)
 
 
