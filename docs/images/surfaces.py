@@ -3,8 +3,8 @@
   apt-get download ufoai-textures && dpkg -x ufoai-textures_*.deb ufoai
   python docs/images/surfaces.py ufoai/usr/share/games/ufoai/base/0textures.pk3
 
-The Debian package (2.5, files under GPL and Creative Commons, see its `copyright`) has the
-surfaces of a game, mostly from photographs. Writes them at 128 px: `photos/train` for
+The Debian package (2.5, files under GPL and Creative Commons, see its `copyright`, so that no
+picture of them is here) has the surfaces of a game, mostly from photographs. Writes them at 128 px: `photos/train` for
 training without labels, and `labelled`, whose `val` has every third image of a kind.
 `photos` has no image of `val`.
 """
