@@ -29,8 +29,8 @@ def keeps(cls: type, contract: type) -> None:
     if typing.get_origin(kind) is typing.ClassVar:
       assert hasattr(cls, name), name
   for name, method in vars(contract).items():
-    if getattr(method, '__module__', None) != contract.__module__:
-      continue  # made by Protocol
+    if not callable(method) or method.__module__ != contract.__module__:
+      continue  # a property, or made by Protocol
     theirs = inspect.signature(getattr(cls, name)).parameters
     for key, p in inspect.signature(method).parameters.items():
       if p.kind is not p.VAR_KEYWORD:

@@ -148,9 +148,12 @@ class Folder(Source):
     if empty := [i for i, (images, _) in enumerate(listed) if not images]:
       others = sum((listed[i][1] for i in empty), Counter())
       there = f', only {describe(others)}' if others else ''
+      way = 'Remove the folder, or add images'
+      if not self.class_names:
+        way = f'Put the images of each class into a folder, {directory}/CLASS/1.jpg'
       raise UserError(
-        f'{self.name}: no image in {some([repr(places[i]) for i in empty])}{there}. Remove the '
-        f'folder, or add images ({" ".join(sorted(extensions()))}).'
+        f'{self.name}: no image in {some([repr(places[i]) for i in empty])}{there}. {way} '
+        f'({" ".join(sorted(extensions()))}).'
       )
     rows = []
     for name, place, (images, _) in zip(names, places, listed, strict=True):

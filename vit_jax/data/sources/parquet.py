@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 
+from vit_jax.check import Count
 from vit_jax.data import stalls
 from vit_jax.data.sources import shards, tables
 from vit_jax.errors import UserError
@@ -40,10 +41,11 @@ class Parquet(shards.Encoded):
     split: str,
     *,
     columns: dict[str, str] | None = None,
-    **options,
+    stream: bool = False,
+    shuffle_buffer: Count | None = None,
   ):
     self._columns = columns or {}
-    super().__init__(target, split, **options)
+    super().__init__(target, split, stream=stream, shuffle_buffer=shuffle_buffer)
     file = open_file(self.pieces.parts[0].filename)
     rows = max(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
     if not self._buffer:
