@@ -14,8 +14,8 @@ from the paper. The vocabulary is vocab=FOLDER, with a spiece.model or tokenizer
 bytes of UTF-8.
 
 weights=SOURCE is SigLIP, CLIP or any other weights with both towers, or a run of this recipe.
-Towers, vocabulary, loss, temperature, bias and pixels are then theirs, and training is shorter
-and slower: 1,000 steps of 256 pairs at rate 1e-5. parts=N embeds a batch in N parts, which
+Towers, vocabulary, loss, temperature, bias and pixels are then theirs, and training is shorter,
+at a lower rate: 1,000 steps of 256 pairs at 1e-5. parts=N embeds a batch in N parts, which
 needs the memory of one, and computes the same loss; optim.accum would compute another one.
 
 Evaluations: retrieval on `val`, and zero_shot=SOURCE classifies its split `test`, or

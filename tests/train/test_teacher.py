@@ -115,7 +115,7 @@ def test_features_of_a_teacher_are_learned_without_labels(
 def test_images_without_labels_get_the_classes_of_the_teacher(
   reference, tmp_path, one_device
 ):
-  image_folder.write_noise(tmp_path / 'data', [f'train/any/{i}.png' for i in range(8)])
+  image_folder.write_noise(tmp_path / 'data', [f'train/{i}.png' for i in range(8)])
   more = (f'data.source={tmp_path}/data', 'checkpoint.best=None')
   pp = "data.pp=decode(1)|resize(8, rounding='nearest')|value_range(-1, 1)"
   distil(tmp_path / 'whole', reference, *more, pp, evals={})
@@ -140,11 +140,7 @@ def test_recipes_start_with_a_teacher(recipe, reference, tmp_path, monkeypatch):
   ('place', 'more', 'facts'),
   [
     ('vit_google_token.npz', (), ('vit_google_token.npz', '3-channel', '1')),
-    (
-      'dinov3_hf',
-      ('data.pp=decode(3)|value_range(-1, 1)',),
-      ('name=distill_features',),
-    ),
+    ('dinov3_hf', ('data.pp=decode(3)|value_range(-1, 1)',), ('=distill_features',)),
     ('detr_hf', ('data.pp=decode(3)|value_range(-1, 1)',), ('detr_hf', 'boxes')),
     ('none.npz', (), ('config.task.teacher', 'none.npz')),
     ('run', ('data.pp=value_range(-1, 1, 1, 255)',), ('1, 255', 'value_range(lo, hi)')),

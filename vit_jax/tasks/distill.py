@@ -126,6 +126,13 @@ class Distill(Classify):
     Raises:
       ValueError: for options that have no effect together.
     """
+    self.labelled = 'label' in spec
+    if not self.labelled:
+      if weight < 1:
+        raise ValueError(
+          f'weight={weight} needs labels, and the data has none: set weight=1'
+        )
+      spec = {**spec, 'label': jax.ShapeDtypeStruct(spec['image'].shape[:1], 'int32')}
     super().__init__(model, spec, **options)
     if temperature != 1 and distance == 'hard':
       raise ValueError(f"temperature={temperature} has no effect on distance='hard'")
@@ -151,6 +158,11 @@ class Distill(Classify):
     own = {'distill': {'teacher': self.teacher.init()}}
     return {**variables, 'params': {**variables['params'], **own}}
 
+  def prepare(self, batch: dict, rng, state) -> dict:
+    # Images without labels get any, because the loss does not read it.
+    label = jnp.zeros(len(batch['image']), jnp.int32)
+    return super().prepare({'label': label, **batch}, rng, state)
+
   def loss(self, variables, batch: dict, rng):
     """As in `Classify`; `agreement` is the share of the teacher's classes."""
     (logits, out), stats = apply_student(self.model, variables, batch['image'], rng)
@@ -162,11 +174,9 @@ class Distill(Classify):
     if self.weight < 1:
       each += (1 - self.weight) * self.example_losses(of_labels, batch)
     best = logits.argmax(-1)
-    measured = {
-      'loss': each,
-      'accuracy': losses.is_label(best, batch['label']),
-      'agreement': best == theirs.argmax(-1),
-    }
+    measured = {'loss': each, 'agreement': best == theirs.argmax(-1)}
+    if self.labelled:
+      measured['accuracy'] = losses.is_label(best, batch['label'])
     sums = {key: jnp.sum(batch['weight'] * x) for key, x in measured.items()}
     return sums['loss'], (sums, stats)
 

@@ -221,7 +221,9 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
   """Returns the config with the classes, steps and image shape that the data determines."""
   # Without classes there is no head, or a projection.
   num_classes, names = config['model'].get('num_classes'), data.class_names
-  if feature := tasks.class_of(config).CLASSES:
+  feature, task = tasks.class_of(config).CLASSES, config['task']
+  # A teacher gives its classes to images without labels.
+  if feature and ('teacher' not in task or feature in data.source.features):
     of_data, names = data.classes_of(feature)
     num_classes = config['model'].get('num_classes', of_data)
     if num_classes is None:
@@ -233,7 +235,6 @@ def _resolve(config: dict, data: pipeline.Batches) -> dict:
         f'config.model.num_classes={num_classes} is less than the {of_data} classes of '
         f'the data (feature {feature!r}, config.data.num_classes).'
       )
-  task = config['task']
   if isinstance(how := task.get('class_weights'), str):
     if data.source.labels is None:
       raise UserError(

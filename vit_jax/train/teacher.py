@@ -36,18 +36,14 @@ def complete(config: dict, older: dict | None) -> dict:
       section = {'source': source, **_describe(header, config)}
     classes = header.fields.get('num_classes'), header.class_names
   config = config | {'task': config['task'] | {'teacher': section}}
-  if not _is_unlabelled(config):
+  if config['model']['num_classes'] is not None or not tasks.class_of(config).CLASSES:
     return config
+  # The images have no labels.
   number, names = classes
   return config | {
     'model': config['model'] | {'num_classes': number},
     'resolved': config['resolved'] | {'class_names': names},
   }
-
-
-def _is_unlabelled(config: dict) -> bool:
-  """Whether images have no labels, but one class for all: that is how a folder has them."""
-  return config['model']['num_classes'] == 1 and config['task'].get('weight', 1) == 1
 
 
 def _describe(header: weights.Header, config: dict) -> dict:
@@ -87,7 +83,7 @@ def _check_classes(header: weights.Header, config: dict) -> None:
       f'{header.source} has no classes: fine-tune it on such data first, or learn its '
       'features with config.task.name=distill_features.'
     )
-  if _is_unlabelled(config):
+  if number is None:
     return
   names, theirs = config['resolved']['class_names'], header.class_names
   pairs = list(zip(*map(class_match.ids, (names or [], theirs or [])), strict=False))
