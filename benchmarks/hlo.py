@@ -135,11 +135,37 @@ def padded_bytes(shape: str, off_chip: bool = False) -> int:
 
 
 def moved_bytes(
-  run: Instruction, shapes: dict[str, str], off_chip: bool = False
+  run: Instruction,
+  shapes: dict[str, str],
+  bodies: dict[str, list[str]],
+  off_chip: bool = False,
 ) -> int:
-  """Returns the bytes that an instruction reads and writes; an operand counts once."""
+  """Returns the bytes that an instruction reads and writes; an operand counts once.
+
+  Of a stack of arrays it moves only the slice that it takes or replaces, as in a scan.
+  """
   operands = (shapes.get(name, '') for name in dict.fromkeys(run.operands))
-  return sum(padded_bytes(shape, off_chip) for shape in (run.shape, *operands))
+  total = sum(padded_bytes(shape, off_chip) for shape in (run.shape, *operands))
+  for inside in _inside(run, bodies):
+    if inside[3] not in ('dynamic-slice', 'dynamic-update-slice'):
+      continue
+    stack, update, *_ = re.findall(r'%([\w.\-]+)', inside[4])
+    if whole := padded_bytes(shapes[stack], off_chip):
+      taken = inside[3] == 'dynamic-slice'
+      part = padded_bytes(inside[2] if taken else shapes[update])
+      total -= whole - part if taken else 2 * whole - part
+  return total
+
+
+def _inside(run: Instruction, bodies: dict[str, list[str]]) -> Iterator[re.Match]:
+  """Yields an instruction, and those inside it if it is a fusion."""
+  lines = [run.text]
+  while lines:
+    line = lines.pop()
+    if match := _INSTRUCTION.match(line):
+      yield match
+    for name in re.findall(r'calls=%?([\w.\-]+)', line):
+      lines += bodies.get(name, ())
 
 
 def operations(
@@ -155,15 +181,11 @@ def operations(
   """
   if declared := re.search(r'"cost_estimate":(\{[^}]*\})', run.text):
     return float(json.loads(declared[1]).get('flops', 0))
-  total, lines = 0, [run.text]
-  while lines:
-    line = lines.pop()
-    match = _INSTRUCTION.match(line)
-    if match and match[3] == 'convolution':
-      total += _product(match[2], match[4], shapes)
-    for name in re.findall(r'calls=%?([\w.\-]+)', line):
-      lines += bodies.get(name, ())
-  return total
+  return sum(
+    _product(inside[2], inside[4], shapes)
+    for inside in _inside(run, bodies)
+    if inside[3] == 'convolution'
+  )
 
 
 def _product(shape: str, rest: str, shapes: dict[str, str]) -> int:

@@ -14,8 +14,6 @@ two counts, in cycles of one device:
 A schedule is the bundles of instructions that libtpu wrote for an operation, one a cycle,
 times the trips of its loops; on v4 and v5p, whose two cores share a parallel grid, these
 trips are those of one core. Memory is exact. Neither count knows the host or collectives.
-The common count is for unrolled blocks: in a scan, an operation that reads or writes a slice
-of a stack counts as if it moved the whole stack.
 """
 
 import inspect
@@ -112,7 +110,8 @@ def count(text: str, schedules: dict[str, int], generation: tpu.Generation) -> d
   estimate = common = unscheduled = 0
   for run in runs:
     schedule = schedules.get(run.name, alike.get(_kind(run, bodies)))
-    off_chip = hlo.moved_bytes(run, shapes, off_chip=True) / generation.bytes_per_cycle
+    off_chip = hlo.moved_bytes(run, shapes, bodies, off_chip=True)
+    off_chip /= generation.bytes_per_cycle
     estimated = re.search(r'"estimated_cycles":"(\d+)"', run.text)
     own = int(estimated[1]) if estimated else max(schedule or 0, off_chip)
     unscheduled += run.times * own * (schedule is None)
