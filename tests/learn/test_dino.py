@@ -16,6 +16,7 @@ from vit_jax import config, models, optim, sharding, tasks, trees, weights
 from vit_jax.errors import Diverged, UserError
 from vit_jax.learn import dino
 from vit_jax.learn.block_masks import draw_mask, draw_masks
+from vit_jax.learn.branches import skip_images
 from vit_jax.learn.files import dino as rules_of
 from vit_jax.nn.stack import StochasticDepth
 from vit_jax.optim.schedules import half_cosine
@@ -338,7 +339,10 @@ def test_devices_and_micro_batches_change_nothing(centering):
   head = dict(outputs=6, hidden=8, bottleneck=4)
   own = dict(head=head, patch_head='shared', koleo=0.1, koleo_group=2)
   model = models.build('vit', **SMALL | dict(depth=1, patch_size=(4, 4)))
-  task = tasks.build('dino', model, batch, centering=centering, **own)
+  # Micro-batches draw other images to skip.
+  share = 0.3 if centering == 'sinkhorn' else 0.0
+  own |= dict(centering=centering, skip_branches=share)
+  task = tasks.build('dino', model, batch, **own)
   state = jax.jit(
     lambda: init_state(task, optim.build('sgd', 1.0, 9, ema=0.5), batch, KEY, {})
   )()
@@ -446,7 +450,34 @@ def test_stochastic_depth_may_be_uniform(kind, rates):
   assert used[::2] == pytest.approx(rates)
 
 
+def test_branches_skip_images():
+  model = models.build('vit', **SMALL | dict(depth=1, patch_size=(4, 4)))
+  images = np.random.default_rng(0).normal(size=(8, 8, 8, 3)).astype(np.float32)
+  variables = model.init(KEY, images)
+
+  def branches(share):
+    outputs = []
+
+    def note(call, args, kwargs, context):
+      y = call(*args, **kwargs)
+      if isinstance(context.module, StochasticDepth):
+        outputs.append(y)
+      return y
+
+    with nn.intercept_methods(note), skip_images(share):
+      model.apply(variables, images, train=True, rngs={'dropout': KEY})
+    return outputs
+
+  whole, skipped = branches(0.0)[0], branches(0.3)
+  kept = [np.abs(y).max((1, 2)) > 0 for y in skipped]
+  assert [list(x).count(True) for x in kept] == [5, 5]
+  assert (kept[0] != kept[1]).any()
+  expected = whole * kept[0][:, None, None] * 8 / 5
+  np.testing.assert_allclose(skipped[0], expected, rtol=1e-6, atol=1e-7)
+
+
 REFUSED = [
+  (dict(skip_branches=0.3, block='post'), ('skip_branches', 'stochastic_depth')),
   (dict(patch_head=None, num_classes=10), ('num_classes', '10')),
   (dict(image=(16, 16)), ('multi_crop',)),
   (dict(temperature_start=0.04), ('temperature_warmup',)),
@@ -457,7 +488,7 @@ REFUSED = [
 def test_models_and_data_without_a_task_are_refused(changes, words):
   changes = dict(changes)
   size = changes.pop('image', (2, 16, 16))
-  fields = {k: changes.pop(k) for k in ('num_classes',) if k in changes}
+  fields = {k: changes.pop(k) for k in ('num_classes', 'block') if k in changes}
   batch = {'image': jax.ShapeDtypeStruct((2, *size, 3), jnp.float32)}
   with pytest.raises(ValueError, match=naming(*words)):
     tasks.build('dino', models.build('vit', **SMALL | fields), batch, **changes)

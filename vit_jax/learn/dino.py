@@ -19,10 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import trees
-from vit_jax.check import Count, Factor, Positive, Range, Section
+from vit_jax.check import Count, Factor, Positive, Range, Section, Share
 from vit_jax.errors import UserError
 from vit_jax.learn.block_masks import RATIO, draw_masks
+from vit_jax.learn.branches import skip_images
 from vit_jax.learn.masked_patches import change_patches, check_encoder, patches_layer
+from vit_jax.models.vit import ViT
 from vit_jax.weights.adapt import RESIZERS
 
 STUDENT_TEMPERATURE = 0.1
@@ -228,6 +230,7 @@ class DINO:
     temperature_warmup: Annotated[int, Range(2)] | None = None,
     koleo: Factor = 0.0,
     koleo_group: Annotated[int, Range(2)] = 64,
+    skip_branches: Share = 0.0,
   ):
     """Checks the model against the spec of batches of crops.
 
@@ -244,6 +247,7 @@ class DINO:
       koleo: weight of the KoLeo term, 0.1 in DINOv2.
       koleo_group: number of images among which KoLeo looks for a neighbour, one device's
         batch in the authors' code.
+      skip_branches: share of the images that each residual branch of the student skips.
     """
     check_encoder(self.OWN, model)
     if len(spec['image'].shape) != 5:
@@ -271,6 +275,12 @@ class DINO:
     self.temperature = temperature
     self.warmup = temperature_start, temperature_warmup
     self.koleo, self.koleo_group = koleo, koleo_group
+    if skip_branches and (not isinstance(model, ViT) or fields.get('block') == 'post'):
+      raise ValueError(
+        'skip_branches needs a ViT whose blocks begin with norms: set '
+        'config.model.stochastic_depth instead'
+      )
+    self.skip = skip_branches
 
   def init(self, rng, spec: dict) -> dict:
     """Returns the variables of model and heads."""
@@ -349,7 +359,7 @@ class DINO:
     params, weight = variables['params'], batch['weight']
     temperature = batch['temperature'][:, None, None]
     call = lambda i: dict(train=True, rngs={'dropout': jax.random.fold_in(rng, i)})
-    with self._hide(params, batch):
+    with self._hide(params, batch), skip_images(self.skip):
       out = self._encode(
         params, batch['image'], features=bool(self.patch_head), **call(0)
       )
@@ -359,7 +369,8 @@ class DINO:
       local = resize_positions(
         self.model.family, params, self.grid, self.local_grid, self.resize
       )
-      local = self._encode(local, batch['local'], features=False, **call(1))
+      with skip_images(self.skip):
+        local = self._encode(local, batch['local'], features=False, **call(1))
       seen.append(local['pre_logits'].reshape(*batch['local'].shape[:2], -1))
     log_p = log_student(self._assign(params, jnp.concatenate(seen, axis=1)))
     targets = jax.nn.softmax(batch['classes'] / temperature)

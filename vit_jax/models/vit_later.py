@@ -294,7 +294,7 @@ class LaterViT(vit.ViT, ImageTower):
   # pooled: the final norm comes after the pooling, as in timm's models with mean pooling.
   # untied: cls token and registers have their own norm (arXiv 2508.10104).
   final_norm: Literal[FINAL_NORMS] = 'tokens'
-  # uniform: stochastic depth has the same rate in all blocks, as in DINOv2's training.
+  # uniform: stochastic depth has the same rate in all blocks, as in DeiT III.
   depth_rates: Literal[DEPTH_RATES] = 'linear'
   map_heads: Count | None = None  # heads of attention pooling; None: num_heads
   map_mlp_dim: Count | None = None  # MLP width of attention pooling; None: mlp_dim
