@@ -158,7 +158,7 @@ def optimizer(lr: float, epochs: float, warmup: float = 10, **options):
   """
   optim = dict(name='adamw', lr=lr, wd=0.04, wd_end=0.4, clip=3.0, ema_end=1.0)
   optim['wd_rules'] = [('.*(bias|scale|gamma)', 0.0), ('.*', 1.0)]
-  optim['schedule'] = dict(decay='cosine', early_peak=True, end=1e-6 / lr)
+  optim['schedule'] = dict(decay='cosine', early_peak=True, end=min(1e-6 / lr, 1.0))
   optim['schedule']['warmup'] = min(warmup / epochs, 0.2)
   # The authors freeze the prototypes in the first epoch.
   optim['lr_starts'] = [('dino/.*/(prototypes|lengths)', min(1 / epochs, 0.05))]

@@ -61,19 +61,20 @@ class Started(Exception):
   pass
 
 
-def until_the_first_step(monkeypatch, config: dict, workdir) -> None:
-  """Runs all that comes before the compilation of the first step, which is only traced."""
+def until_the_first_step(monkeypatch, config: dict, workdir):
+  """Runs all before the first step, which it only traces; returns the abstract state."""
 
   def trace(trainer):
     abstract = trainer.abstract_state
     after, values = jax.eval_shape(trainer.step, abstract, trainer.spec)
     assert jax.tree.structure(after) == jax.tree.structure(abstract)
     assert 'loss' in values
-    raise Started
+    raise Started(abstract)
 
   monkeypatch.setattr(train.Trainer, 'compile', trace)
-  with pytest.raises(Started):
+  with pytest.raises(Started) as started:
     train.train(config, workdir)
+  return started.value.args[0]
 
 
 def on_one_device(monkeypatch) -> None:

@@ -105,9 +105,13 @@ def test_features_of_a_teacher_are_learned_without_labels(
     )
   }
   options = dict(name='distill_features', evals=evals)
-  status, rows = distil(tmp_path, reference, 'checkpoint.best=None', **options)
+  whole = tmp_path / 'whole'
+  status, rows = distil(whole, reference, 'checkpoint.best=None', **options)
   runs.assert_finished(status, rows, evals)
-  loaded = vit_jax.load(str(tmp_path))
+  folder = runs.killed(whole, tmp_path / 'run')
+  distil(folder, reference, 'checkpoint.best=None', **options)
+  runs.assert_same(whole, folder)
+  loaded = vit_jax.load(str(folder))
   assert loaded.model.num_classes is None
   assert 'distill' not in loaded.params
 
