@@ -52,7 +52,10 @@ class Task(Protocol):
     """
 
   def loss(self, variables: Variables, batch: Batch, rng):
-    """Returns (loss, (metrics {name: scalar}, new batch statistics)) in training."""
+    """Returns (loss, (metrics {name: scalar}, new batch statistics)) in training.
+
+    If the run averages its parameters, `variables['average']` are the averaged ones.
+    """
 
   def predict(self, variables: Variables, batch: Batch) -> dict[str, Any]:
     """Returns the outputs and named features in evaluation."""

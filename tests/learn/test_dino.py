@@ -15,7 +15,7 @@ from tests.support import golden, naming, runs
 from vit_jax import config, models, optim, sharding, tasks, trees, weights
 from vit_jax.errors import Diverged, UserError
 from vit_jax.learn import dino
-from vit_jax.learn.block_masks import draw_mask, draw_masks
+from vit_jax.learn.block_masks import count_groups, draw_mask, draw_masks
 from vit_jax.learn.branches import skip_images
 from vit_jax.learn.files import dino as rules_of
 from vit_jax.nn.stack import StochasticDepth
@@ -90,8 +90,8 @@ def test_losses_are_those_of_the_authors():
     T = reference['ibot_patch_temps'][epoch]
     targets = jax.nn.softmax((patches(reference['ibot_teacher_patch'][i]) - before) / T)
     log_p = dino.log_student(patches(reference['ibot_student_patch'][i]))
-    real = crops(reference['ibot_mask'][i].reshape(8, -1))
-    value = dino.hidden_cross_entropy(targets, log_p, real).mean()
+    weights = dino.hidden_weights(crops(reference['ibot_mask'][i].reshape(8, -1)))
+    value = -(weights * (targets * log_p).sum(-1)).sum((1, 2)).mean()
     np.testing.assert_allclose(value, reference['ibot_patch_losses'][i], rtol=1e-6)
 
 
@@ -277,6 +277,13 @@ def test_half_of_the_crops_are_masked():
   expected = d['batch_sorted_counts_mean']
   np.testing.assert_allclose(counts.mean(0), expected, atol=0.7)
   assert counts.max() <= 128
+  groups, most = count_groups(256, 256)
+  assert counts.sum(1).max() <= most < 64 * 256 * 0.16
+  # More crops are groups with shares of their own, whose order differs.
+  counts = draw_masks(KEY, 256, (16, 16)).sum(-1).reshape(groups, -1)
+  assert ((counts == 0).sum(1) >= 32).all()
+  assert (counts[0] != counts[1]).any()
+  assert (counts.sum(1) <= most).all()
 
 
 SCHEDULES = {
@@ -347,8 +354,9 @@ def test_devices_and_micro_batches_change_nothing(centering):
     lambda: init_state(task, optim.build('sgd', 1.0, 9, ema=0.5), batch, KEY, {})
   )()
   state = jax.device_get(state)
+  average = state.average().variables()['params']
   loss = lambda params, stats, *args: task.loss(
-    {'params': params, trees.STATS: stats}, *args
+    {'params': params, trees.STATS: stats, 'average': average}, *args
   )
   results = []
   # The targets of Sinkhorn are made before a batch is cut.

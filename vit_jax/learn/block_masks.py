@@ -11,6 +11,9 @@ import math
 import jax
 import jax.numpy as jnp
 
+# The number of crops among which shares are dealt, at most. The authors deal them among the
+# crops of a device, 128 or 64.
+GROUP = 64
 # The share of crops that are masked.
 SHARE = 0.5
 # The smallest and the largest share of patches that are masked in such a crop.
@@ -26,18 +29,30 @@ TRIES = 10
 def draw_masks(key, crops: int, grid: tuple[int, int]):
   """Returns bool [crops, h * w], the masked patches.
 
-  Each masked crop has its own slice of `RATIO`, in random order. Rectangles that do not fit
-  leave a crop with fewer patches than its share, as in the authors' code.
+  In each group of consecutive crops, each masked one has its own slice of `RATIO`, in random
+  order. Rectangles that do not fit leave a crop with fewer patches than its share, as in the
+  authors' code.
   """
   order_key, ratio_key, key = jax.random.split(key, 3)
-  masked = int(crops * SHARE)
-  rank = jax.random.permutation(order_key, crops)
+  groups, _ = count_groups(crops, math.prod(grid))
+  masked = int(crops // groups * SHARE)
+  ranks = jnp.tile(jnp.arange(crops // groups), (groups, 1))
+  ranks = jax.random.permutation(order_key, ranks, axis=1, independent=True)
+  rank = ranks.ravel()
   low, high = RATIO
   place = (rank + jax.random.uniform(ratio_key, (crops,))) / max(masked, 1)
   share = jnp.where(rank < masked, low + (high - low) * place, 0.0)
   targets = (math.prod(grid) * share).astype(jnp.int32)
   draw = functools.partial(draw_mask, grid=grid)
   return jax.vmap(draw)(jax.random.split(key, crops), targets)
+
+
+def count_groups(crops: int, patches: int) -> tuple[int, int]:
+  """Returns the number of groups, and the most patches that are masked in one of them."""
+  size = math.gcd(crops, GROUP)
+  masked, (low, high) = int(size * SHARE), RATIO
+  shares = (low + (high - low) * (i + 1) / masked for i in range(masked))
+  return crops // size, sum(math.ceil(patches * share) for share in shares)
 
 
 def draw_mask(key, target, grid: tuple[int, int]):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from vit_jax import trees
 from vit_jax.check import Count, Factor, Positive, Range, Section, Share
 from vit_jax.errors import UserError
-from vit_jax.learn.block_masks import RATIO, draw_masks
+from vit_jax.learn.block_masks import RATIO, count_groups, draw_masks
 from vit_jax.learn.branches import skip_images
 from vit_jax.learn.masked_patches import change_patches, check_encoder, patches_layer
 from vit_jax.models.vit import ViT
@@ -138,15 +138,13 @@ def cross_entropy(targets, log_p):
   return jnp.where(other, pairs, 0).sum((1, 2)) / other.sum()
 
 
-def hidden_cross_entropy(targets, log_p, real):
-  """Returns [B], the mean over 2 crops of the mean over hidden patches, 0 if there are none.
+def hidden_weights(hidden):
+  """Returns weights [B, 2, N] for the mean over 2 crops of means over hidden patches.
 
   Args:
-    targets, log_p: [B, 2, k, K].
-    real: bool [B, 2, k], whether a patch is hidden.
+    hidden: bool [B, 2, N]; other patches have the weight 0.
   """
-  losses = jnp.where(real, -(targets * log_p).sum(-1), 0).sum(-1)
-  return (losses / jnp.maximum(real.sum(-1), 1)).mean(-1)
+  return hidden / jnp.maximum(hidden.sum(-1, keepdims=True), 1) / 2
 
 
 def resize_positions(family, params: dict, old, new, method: str) -> dict:
@@ -269,7 +267,8 @@ class DINO:
     if patch_head:
       self.patch_head = self.head if patch_head == 'shared' else Head(**patch_head)
       self.layer = patches_layer(family)
-      self.hidden = int(self.patches * RATIO[1])
+      crops = 2 * spec['image'].shape[0]
+      self.groups, self.most = count_groups(crops, self.patches)
     self.shared = patch_head == 'shared'
     self.centers = centering == 'mean'
     self.temperature = temperature
@@ -304,10 +303,10 @@ class DINO:
     return {'params': params, trees.STATS: {self.OWN: stats}}
 
   def prepare(self, batch: dict, rng, state) -> dict:
-    """Adds the teacher's logits and the hidden patches to a whole batch.
+    """Adds what the teacher says of a whole batch, and which patches are hidden.
 
-    'classes' [B, 2, K] and 'patches' [B, 2, k, K] are less their center. What concerns the
-    batch as a whole is repeated for each example.
+    'classes' [B, 2, K] are its logits less their center, 'patches' [B, 2, N, D] its features.
+    What concerns the batch as a whole is repeated for each example.
     """
     if state.ema is None:
       raise UserError(
@@ -322,19 +321,22 @@ class DINO:
     x = out['pre_logits'].reshape(B, 2, -1)
     logits = self._assign(teacher, x)
     real = jnp.stack([weight > 0] * 2, axis=1)
-    center = self._center(logits, real, temperature, stats.get('center'))
+    center = stats.get('center')
+    if not self.centers:
+      center = -temperature * sinkhorn(logits / temperature, real)
     new = {'classes': logits - center}
     if self.patch_head:
       hidden = draw_masks(rng, 2 * B, self.grid).reshape(B, 2, -1)
-      # The hidden patches come first. Others fill up the number that all crops have.
-      order = jnp.argsort(~hidden, axis=-1, stable=True)[..., : self.hidden]
-      is_hidden = jnp.take_along_axis(hidden, order, axis=-1)
-      new |= {'hidden': hidden, 'order': order, 'real': is_hidden}
-      logits = self._assign_patches(teacher, out, new)
-      real = is_hidden & real[..., None]
-      center = self._center(logits, real, temperature, stats.get('patch_center'))
+      patches, take = self._patches(out), self._take_hidden(hidden)
+      real = hidden & real[..., None]
+      center = stats.get('patch_center')
+      if not self.centers:
+        logits = self._assign_patches(teacher, take(patches))
+        center = -temperature * sinkhorn(logits / temperature, take(real))
+      center = jnp.broadcast_to(center, (B, *center.shape))
       share = real / jnp.maximum(real.sum(), 1)
-      new |= {'patches': logits - center, 'share': share}
+      new |= {'hidden': hidden, 'patches': patches, 'patch_center': center}
+      new['share'] = share
     targets = jax.nn.softmax(new['classes'] / temperature)
     nats = information(targets, weight)
     numbers = {
@@ -380,23 +382,29 @@ class DINO:
       terms = [koleo(x[:, i], weight > 0, self.koleo_group) for i in range(2)]
       sums['loss_koleo'] = weight @ sum(terms)
       loss += self.koleo * sums['loss_koleo']
+    moved = None
     if self.patch_head:
-      log_p = log_student(self._assign_patches(params, out, batch))
-      targets = jax.nn.softmax(batch['patches'] / temperature[..., None])
-      sums['loss_ibot'] = weight @ hidden_cross_entropy(targets, log_p, batch['real'])
+      take = self._take_hidden(batch['hidden'])
+      logits = self._assign_patches(variables['average'], take(batch['patches']))
+      logits -= batch['patch_center'][0]
+      log_p = log_student(self._assign_patches(params, take(self._patches(out))))
+      losses = -(jax.nn.softmax(logits / temperature[0]) * log_p).sum(-1)
+      weights = weight[:, None, None] * hidden_weights(batch['hidden'])
+      sums['loss_ibot'] = (take(weights) * losses).sum()
       loss += sums['loss_ibot']
+      moved = jnp.einsum('gm,gmk->k', take(batch['share']), logits)
     for key in ('information', 'teacher_entropy', 'rank', 'collapsed'):
       sums[key] = weight @ batch[key]
-    return loss, ({'loss': loss, **sums}, self._update(variables[trees.STATS], batch))
+    stats = self._update(variables[trees.STATS], batch, moved)
+    return loss, ({'loss': loss, **sums}, stats)
 
-  def _update(self, stats: dict, batch: dict) -> dict:
+  def _update(self, stats: dict, batch: dict, moved) -> dict:
     """Returns the statistics after a micro-batch, which adds its share to each center."""
     own = dict(stats[self.OWN])
     move = 1 - CENTER_MOMENTUM
     if 'center' in own:
       own['center'] += move * (batch['weight'] @ batch['classes'].mean(1))
     if 'patch_center' in own:
-      moved = jnp.einsum('bcn,bcnk->k', batch['share'], batch['patches'])
       own['patch_center'] += move * moved
     own['collapsed'] = batch['collapsed'][0]
     return stats | {self.OWN: own}
@@ -431,19 +439,33 @@ class DINO:
   def _assign(self, params, x):
     return self.head.apply({'params': params[self.OWN]['head']}, x)
 
-  def _assign_patches(self, params, out: dict, batch: dict):
-    """Returns logits [B, 2, k, K] of the patches that `order` names."""
-    B, crops, k = batch['order'].shape
-    x = out['encoded'][:, -self.patches :]  # without a class token and registers
-    x = jnp.take_along_axis(x, batch['order'].reshape(-1, k, 1), axis=1)
+  def _assign_patches(self, params, x):
     own = params[self.OWN]['head' if self.shared else 'patch_head']
-    return self.patch_head.apply({'params': own}, x).reshape(B, crops, k, -1)
+    return self.patch_head.apply({'params': own}, x)
 
-  def _center(self, logits, mask, temperature, mean):
-    """Returns the numbers [K] that are taken from the teacher's logits."""
-    if self.centers:
-      return mean
-    return -temperature * sinkhorn(logits / temperature, mask)
+  def _patches(self, out: dict):
+    """Returns the features [B, 2, N, D] of the patches of two crops."""
+    x = out['encoded'][:, -self.patches :]  # without a class token and registers
+    return x.reshape(-1, 2, *x.shape[1:])
+
+  def _take_hidden(self, hidden):
+    """Returns a function [B, 2, N, ...] -> [G, M, ...], which takes the hidden patches.
+
+    Groups are those of `block_masks`, so that a device takes only patches of its own. Other
+    patches fill up the M, the most that a group can have.
+    """
+    B = len(hidden)
+    # A micro-batch has a part of each group, or else images that count by themselves.
+    groups = self.groups if B % self.groups == 0 else B
+    most = min(self.most, 2 * B // groups * int(self.patches * RATIO[1]))
+    rows = lambda x: x.reshape(groups, -1, *x.shape[3:])
+    order = jnp.argsort(~rows(hidden), axis=1, stable=True)[:, :most]
+
+    def take(x):
+      at = order.reshape(*order.shape, *[1] * (x.ndim - 3))
+      return jnp.take_along_axis(rows(x), at, axis=1)
+
+    return take
 
   def _hide(self, params, batch: dict) -> contextlib.AbstractContextManager:
     """Returns a context manager in which the mask replaces the hidden patches."""

@@ -113,10 +113,13 @@ def make_step(task, optimizer, on_device, key):
     batch['weight'] = mask / jnp.maximum(mask.sum(), 1.0)
     batch = task.prepare(batch, prepare_key, state)
 
-    # Gradients with respect to the trained parameters; frozen ones have none.
+    # Gradients with respect to the trained parameters; frozen ones have none. A task may
+    # compare with the average of the parameters.
+    average = {'average': state.average().variables()['params']} if state.ema else {}
+
     def loss(params, stats, *args):
       variables = dataclasses.replace(state, batch_stats=stats).variables(params)
-      return task.loss(variables, *args)
+      return task.loss(variables | average, *args)
 
     metrics, grads, stats = gradients(
       loss, state.params, state.batch_stats, batch, loss_key, optimizer.accum

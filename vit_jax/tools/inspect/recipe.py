@@ -210,6 +210,8 @@ def _size(config, source, examples) -> tuple[int | None, int | None]:
 def render(record: dict, spec: str) -> str:
   """Returns the record of `describe` as text."""
   height, width = record['resolution']
+  # A task with parts of its own may see several crops, or run the model twice.
+  counted = ' of the model alone, once an image' if record['beside'] else ''
   epoch = record['train_examples']
   rows = {
     'model': f'{record["model"]} at {height}x{width} px',
@@ -221,7 +223,7 @@ def render(record: dict, spec: str) -> str:
     'epochs': f'{record["epochs"]:.4g}' if epoch else 'unknown',
     'examples': f'{record["examples"]:,}',
     'forward, per image': f'{record["gflops"]:.4g} GFLOPs',
-    'whole training': f'{record["exaflops"]:.4g} exaFLOPs (3 x forward)',
+    'whole training': f'{record["exaflops"]:.4g} exaFLOPs (3 x forward{counted})',
   }
   if record['tune'] != 'full':
     rows['tune'] = f'{record["tune"]}: fewer exaFLOPs than that'
