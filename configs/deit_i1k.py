@@ -11,7 +11,7 @@ the same classes, the student has a distillation token, whose head learns the cl
 teacher predicts for the mixed images; that is half of the loss. Each value is from main.py in
 the authors' repository, facebookresearch/deit. An epoch shows a third of the images, each
 three times in a batch (repeated augmentation). Images are resized bilinearly, not
-bicubically, and the authors' teacher, a RegNetY-16GF, is none of our models.
+bicubically, and the authors' teacher, a RegNetY-16GF, is not among the models here.
 
 Expected: near the published 72.2 % top-1 (Ti/16), 79.9 (S/16), 81.8 (B/16); with their teacher
 74.5, 81.2, 83.4. Not run here, because the data is not available.

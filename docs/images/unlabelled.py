@@ -3,7 +3,8 @@
   python docs/images/unlabelled.py RUNS unlabelled.png
 
 RUNS holds the runs of that page, named by method and seed: mae0, mae1, ... A number is what
-`vit_jax evaluate RUN --probe PROBE` gives. Pixels are measured by the same evaluators.
+`vit_jax evaluate RUN --probe PROBE --pp PP` gives, where PP prepares images as in training.
+Pixels are measured by the same evaluators.
 """
 
 import sys
@@ -20,9 +21,7 @@ SEEDS = 3
 # The source, the number of labelled images, and the split to test on.
 DATA = {name: ('digits', 100, 'test') for name in ('digits', 'digits, moved')}
 DATA['shapes'] = ('shapes', 360, 'test[:1000]')
-DOUBLED = "decode(1)|resize(16, method='bicubic', rounding='nearest')|"
-PIXELS = {'digits': DOUBLED, 'digits, moved': DOUBLED, 'shapes': ''}
-MOVED = 'random_affine(15, 0.2, (0.6, 1.2))|value_range'
+MOVED = 'random_affine(15, 0.2, (0.6, 1.2))|'
 PROBES = {'knn': {'k': [5]}, 'linear_probe': {'l2': [1.0]}}
 # For each data set: the names of rows, and of their runs.
 DIGITS = {
@@ -50,13 +49,15 @@ def flatten(_, batch):
 def measure(run: Path | None, name: str, seed: int, mesh) -> list[float]:
   """Returns accuracies in percent, one for each of `PROBES`, of a run or of pixels."""
   source, labels, test = DATA[name]
-  predict, variables, pp = flatten, {}, PIXELS[name] + 'value_range(-1, 1)'
+  predict, variables, channels, side = flatten, {}, 1, 16
   if run:
     loaded = vit_jax.load(str(run), ema=run.name == f'dino{seed}')
     predict = lambda variables, batch: loaded.model.apply(variables, batch['image'])[1]
-    variables, pp = loaded.variables, loaded.pp
-  if name == 'digits, moved':
-    pp = pp.replace('value_range', MOVED)
+    variables, channels, side = loaded.variables, loaded.channels, loaded.image_size[0]
+  pp = 'value_range(-1, 1)'
+  if source == 'digits':
+    pp = (MOVED if name == 'digits, moved' else '') + pp
+    pp = f"decode({channels})|resize({side}, method='bicubic', rounding='nearest')|{pp}"
   data = dict(source=source, test=test)
   data['train'] = f'train[{labels * seed}:{labels * (seed + 1)}]'
   section = dict(datasets={'x': data}, pp=pp, batch_size=200, mesh=mesh)

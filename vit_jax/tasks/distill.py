@@ -158,11 +158,6 @@ class Distill(Classify):
     own = {'distill': {'teacher': self.teacher.init()}}
     return {**variables, 'params': {**variables['params'], **own}}
 
-  def prepare(self, batch: dict, rng, state) -> dict:
-    # Images without labels get any, because the loss does not read it.
-    label = jnp.zeros(len(batch['image']), jnp.int32)
-    return super().prepare({'label': label, **batch}, rng, state)
-
   def loss(self, variables, batch: dict, rng):
     """As in `Classify`; `agreement` is the share of the teacher's classes."""
     (logits, out), stats = apply_student(self.model, variables, batch['image'], rng)
