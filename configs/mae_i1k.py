@@ -24,7 +24,7 @@ Hardware: as vit_i1k; an epoch has 0.56 (B/16), 0.34 (L/16) or 0.29 (H/14) of th
 one of supervised training. Expected after fine-tuning: 83.6 % (B/16, 1600 epochs), 85.9
 (L/16), 86.9 (H/14). Not run here, because the data is not available.
 
-Smallest slices: v3:2x2 or v5e:2x4 (B/16).
+Smallest slices: v5e:4x4 (B/16; smaller ones were not compiled).
 """
 
 import common

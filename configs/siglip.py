@@ -27,7 +27,7 @@ these 6, among all 36, by captions that the text tower has not seen.
 Hardware: the recipe from scratch fits TPU v5e-256. Expected: 78 % zero-shot on ImageNet with
 B/16 on WebLI (not run here, because the data is not available).
 
-Smallest slices: v3:2x2 or v5e:2x4 (with a batch of 2,048).
+Smallest slices: v5e:4x4 (B/16, parts=8; smaller ones were not compiled).
 """
 
 import ml_collections
