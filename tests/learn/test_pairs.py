@@ -319,9 +319,11 @@ def test_published_towers_go_on(make, tmp_path):
   names['data'] = dict(data, pp='resize(24)|value_range', split='val[:8]')
   evals = {'names': names}
   sections = dict(data=data, evals=evals, task={'name': 'pairs'}, model={})
-  sections |= dict(weights={'source': source})
+  # A rule without moments: towers of many parameters compile in half the time.
+  optim = dict(name='sgd', momentum=0.0, lr=1e-30)
+  sections |= dict(weights={'source': source}, optim=optim)
   folder = tmp_path / 'run'
-  train(folder, 'optim.lr=1e-30', **sections)
+  train(folder, **sections)
   c, published = config.read(folder), vit_jax.load(source)
   assert c['task']['loss'] == ('sigmoid' if make is siglip else 'softmax')
   ours = vit_jax.load(str(folder))
@@ -334,7 +336,7 @@ def test_published_towers_go_on(make, tmp_path):
   np.testing.assert_array_equal(ours.text(['a red']), published.text(['a red']))
   if make is siglip:
     again = runs.killed(folder, tmp_path / 'again')
-    train(again, 'optim.lr=1e-30', **sections)
+    train(again, **sections)
     runs.assert_same(folder, again)
 
 

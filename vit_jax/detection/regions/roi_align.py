@@ -70,12 +70,8 @@ def _products(maps, boxes, levels, strides, size, samples, aligned):
   low, high = jnp.split(boxes * scales[..., None], 2, -1)  # x and y of both corners
   sides = np.array([x.shape[2:0:-1] for x in maps])  # widths and heights
   cells, most = jnp.take(sides, levels, axis=0), sides.max(0)
-  columns, rows = (
-    bin_weights(
-      low[..., i], high[..., i], cells[..., i], size, samples, aligned, most[i]
-    )
-    for i in (0, 1)
-  )
+  weights = bin_weights(low, high, cells, size, samples, aligned, most.max())
+  columns, rows = (weights[:, :, i, :, :length] for i, length in enumerate(most))
   return _contract(rows, columns, levels, tuple(maps)).astype(maps[0].dtype)
 
 
