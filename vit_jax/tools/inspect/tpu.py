@@ -178,11 +178,16 @@ def inspect(config: dict, record: dict, text: str) -> dict:
     second = sharding.make_mesh(*sizes, mesh.shape['tensor'], devices=described)
     other = _compile_step(config, record, second, where)
   if 'bytes' not in own:
+    advice = (
+      '--config.model.remat=full, --config.optim.accum=2 (for pairs of images and texts '
+      '--config.task.parts=2) or a larger slice'
+    )
+    if other and 'bytes' in other:
+      axes = ('data', 'fsdp')
+      advice = ' '.join(f'--config.mesh.{axis}={other["mesh"][axis]}' for axis in axes)
     raise UserError(
       f'--tpu {where}: the step does not fit on {mesh.size} devices of '
-      f'{hbm / _GIB:g} GiB: {"; ".join(_render_steps(own, other))}. Try '
-      '--config.model.remat=full, --config.optim.accum=2 (for pairs of images and texts '
-      '--config.task.parts=2) or a larger slice.'
+      f'{hbm / _GIB:g} GiB: {"; ".join(_render_steps(own, other))}. Try {advice}.'
     )
   hours = own['step_s'] * record['steps'] / 3600
   return {
