@@ -10,12 +10,11 @@ measures the features of the average; compare with those of SOURCE:
 vit_jax evaluate SOURCE --data LABELLED --split val --probe knn.
 
 The heads of published backbones are not published, and the gradients of a random head, at
-the head's own rate, ruin a backbone. So it learns at `backbone` times that rate, and for the
-share `head` of the run not at all, which is cautious: on photographs head=0.0 was better in
-200 steps. Weight decay stays at 0.04, and the momentum of the average goes from `ema` to 1.
-keep_heads=True takes the heads of SOURCE, a run or an author's file of a training run, which
-needs no waiting (head=0.0); `outputs` is the number of their prototypes. Crops of 224 and
-112 px fit patches of 14 and 16 px. Other parts are as in dino_i1k, with KoLeo.
+the head's own rate, ruin a backbone. So the backbone learns at `backbone` times that rate.
+Weight decay stays at 0.04, and the momentum of the average goes from `ema` to 1.
+keep_heads=True takes the heads of SOURCE, a run or an author's file of a training run;
+`outputs` is the number of their prototypes. Crops of 224 and 112 px fit patches of 14 and
+16 px. Other parts are as in dino_i1k, with KoLeo.
 
 docs/tutorials/no_labels.md measures these choices.
 
@@ -38,7 +37,6 @@ def get_config(arg=None):
     **{key: x for key, x in dino_i1k.ARGUMENTS.items() if key != 'epochs'},
     variant='S/16',
     steps=2000,
-    head=0.2,
     outputs=4096,
     keep_heads=False,
     backbone=0.1,
@@ -54,7 +52,7 @@ def get_config(arg=None):
     c.weights.skip = ['head/.*', 'dino/.*']
   c.task = dict(name='dino', head=dict(outputs=arg.outputs), koleo=0.1)
   c.task.koleo_group = min(c.data.batch_size, 64)
-  c.optim = dino_i1k.optimizer(arg.lr or 5e-4, 1.0, ema=arg.ema, wd_end=None)
-  c.optim.lr_starts = [('(?!dino/).*', arg.head)]
+  options = dict(ema=arg.ema, wd_end=None, lr_starts=[])
+  c.optim = dino_i1k.optimizer(arg.lr or 5e-4, 1.0, **options)
   c.optim.lr_rules = [('dino/.*', 1.0), ('.*', arg.backbone)]
   return c
