@@ -38,7 +38,7 @@ ROOMS = {
   'imagenet': (5, 0),
   'kernels': (24, 0),
   'lab': (103, 20),
-  'learn': (69, 30),
+  'learn': (71, 31),
   'losses': (0, 8),
   'models': (104, 144),
   'modules': (151, 2),
@@ -52,7 +52,7 @@ ROOMS = {
   'weights': (201, 0),
 }
 # A brake on the whole: lines of .py, .js, .css and .html.
-LINES = {'vit_jax': 51_900, 'configs': 3_300, 'tests': 37_900}
+LINES = {'vit_jax': 52_100, 'configs': 3_300, 'tests': 38_000}
 
 # A part (a module or sub-package of vit_jax) imports only from levels below its own.
 # The core is every level before detection; it never imports the rings around it.
