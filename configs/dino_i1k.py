@@ -26,7 +26,7 @@ Hardware: as vit_i1k; an epoch has 3.8 times the products of one of supervised t
 Expected (S/16, kNN and linear probe): 69.3 and 74.0 % in 100 epochs, 74.5 and 77.0 in 800. Not
 run here, because the data is not available.
 
-Smallest slices: v5e:4x4 (S/16; by DINOv2, which needs more for as many images on a chip).
+Smallest slices: v5e:2x4 (S/16).
 """
 
 import ml_collections
