@@ -146,14 +146,17 @@ def moved_bytes(
   """
   operands = (shapes.get(name, '') for name in dict.fromkeys(run.operands))
   total = sum(padded_bytes(shape, off_chip) for shape in (run.shape, *operands))
+  stacks = set()
   for inside in _inside(run, bodies):
     if inside[3] not in ('dynamic-slice', 'dynamic-update-slice'):
       continue
     stack, update, *_ = re.findall(r'%([\w.\-]+)', inside[4])
     if whole := padded_bytes(shapes[stack], off_chip):
-      taken = inside[3] == 'dynamic-slice'
-      part = padded_bytes(inside[2] if taken else shapes[update])
-      total -= whole - part if taken else 2 * whole - part
+      replaced = inside[3] == 'dynamic-update-slice'
+      part = shapes[update] if replaced else inside[2]
+      # The result is a whole stack, too; as an operand, a stack counted once above.
+      total += padded_bytes(part) - whole * (replaced + (stack not in stacks))
+      stacks.add(stack)
   return total
 
 

@@ -57,11 +57,15 @@ EMPTY_BUNDLES = """
    0x2 LB: > { %s26_s9 = sadd.s32 1, %s1947_s7 }
   0x12   : > { %95 = sbr.rel (%p92_p4) target = $region42 }
   0x13   :  {}
+  0x14   :  {}
+  0x15   :  {}
   0x16   :  {} /* End region 40 */
  0x152   : > { %s2220_s5 = smov (!%p1789_p7), 0 /* copy for cssa */ }
+ 0x153   :  {}
  0x154   :  {} /* End region 590 :: End region 593 */
  0x155 LB: >> { %s1361_s6 = sadd.s32 1, %s1963_s4 }
  0x176   : >> { %1360 = vst [vmem:[%s1955_s2 + $0x3e] sm:$0x3] /*vst_source=*/%v1359_v25 }
+ 0x185   :  {}
  0x186   :  {} /* End region 620 :: End region 41 :: End region 45 */
  0x188   : > { %p4_p13 = scmp.ge.s32.totalorder %s7_s8, 7 /* loop exit test */ }
  0x189   :  { %6 = sbr.rel (!%p4_p13) target = $region620 }
@@ -72,7 +76,7 @@ EMPTY_BUNDLES = """
 def test_cycles_of_a_schedule():
   rulers = importlib.import_module('rulers')
   assert rulers.cycles_of(SCHEDULE) == 2 + 34 * (3 + 10 + 4 * 3)
-  assert rulers.cycles_of(EMPTY_BUNDLES) == 3 + 7 * (1 + 1 + 2 + 1 + 1 + 2 + 1 + 1)
+  assert rulers.cycles_of(EMPTY_BUNDLES) == 3 + 7 * (1 + 1 + 4 + 1 + 2 + 2 + 2 + 1)
 
 
 # A loop of ten with a fusion in it, two fusions that are alike, a Pallas kernel, a copy

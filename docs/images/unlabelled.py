@@ -35,8 +35,8 @@ DIGITS = {
 ROWS = {'digits': DIGITS, 'digits, moved': DIGITS}
 ROWS['shapes'] = {
   'pixels': None,
-  'untrained, as MAE': 'maeshpinit',
-  'MAE': 'maeshp',
+  'untrained, as MAE': 'mae_shapes_untrained',
+  'MAE': 'mae_shapes',
   'untrained, as SigLIP': 'siglipinit',
   'SigLIP': 'siglip',
   'supervised by the labels': 'shp',

@@ -122,11 +122,14 @@ def batch(size=16):
   }
 
 
-def test_devices_and_parts_change_nothing():
-  variables = jax.jit(lambda: build().init(KEY, spec()))()
+@pytest.mark.parametrize('loss', pairs.LOSSES)
+def test_devices_chunks_and_parts_change_nothing(loss, monkeypatch):
+  variables = jax.jit(lambda: build(loss=loss).init(KEY, spec()))()
   variables, results = jax.device_get(variables), []
-  for devices, parts in ((1, 1), (8, 2)):
-    task = build(parts=parts)
+  for devices, parts, chunk in ((1, 1, 1024), (8, 2, 8)):
+    function = functools.partial(pairs.LOSSES[loss], chunk=chunk)
+    monkeypatch.setitem(pairs.LOSSES, loss, function)
+    task = build(loss=loss, parts=parts)
     mesh = sharding.make_mesh(devices=jax.devices()[:devices])
 
     @functools.partial(jax.jit, out_shardings=sharding.replicated_sharding(mesh))
@@ -138,12 +141,13 @@ def test_devices_and_parts_change_nothing():
     with jax.set_mesh(mesh):
       on_mesh = sharding.global_batch(batch(), mesh)
       results.append(jax.device_get(step(variables['params'], on_mesh)))
-  (value, grads), (other, others) = results
+  value, grads = results[0]
   assert abs(grads['pairs']['logit_scale']) > 1e-3
-  np.testing.assert_allclose(other, value, rtol=1e-6)
-  for a, b in zip(*map(jax.tree.leaves, (grads, others)), strict=True):
-    # Small entries are differences of large terms: rounding goes by an array's largest.
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-6 * np.abs(b).max() + 1e-6)
+  for other, others in results[1:]:
+    np.testing.assert_allclose(other, value, rtol=1e-6)
+    for a, b in zip(*map(jax.tree.leaves, (grads, others)), strict=True):
+      # Small entries are differences of large terms: rounding goes by an array's largest.
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-6 * np.abs(b).max() + 1e-6)
 
 
 @pytest.mark.parametrize('loss', pairs.LOSSES)
@@ -269,24 +273,25 @@ def test_a_run_is_an_image_and_a_text_tower(pairs_run):
   assert classifier.model.num_classes == 2
 
 
-def test_a_locked_image_tower_stays(pairs_run, tmp_path):
-  weights = dict(source=str(pairs_run), skip=['pairs/.*'])
-  tune = dict(method='rules', train=['pairs/.*'])
-  train(tmp_path / 'run', tune=tune, weights=weights, model={})
-  before, after = (vit_jax.load(str(x)) for x in (pairs_run, tmp_path / 'run'))
-  same = lambda a, b: all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))
-  assert same(before.params, after.params)
-  assert not same(before.beside['text'], after.beside['text'])
+LOCKED = {'image': ('pairs/.*', ['pairs/.*']), 'text': ('(?!pairs/text/).*', [])}
 
 
-def test_a_locked_text_tower_is_frozen(pairs_run, tmp_path, monkeypatch):
-  tune = dict(method='rules', train=['(?!pairs/text/).*'])
-  c = runs.small(*CHANGES, task=TASK, data=TRAIN, evals=EVALS, tune=tune)
-  c |= {'weights': {'source': str(pairs_run)}, 'model': {}}
-  runs.on_one_device(monkeypatch)
-  state = runs.until_the_first_step(monkeypatch, c, tmp_path / 'run')
-  text = trees.flatten(vit_jax.load(str(pairs_run)).beside['text'])
-  assert trees.flatten(state.frozen).keys() == {f'pairs/text/{name}' for name in text}
+@pytest.mark.parametrize('locked', LOCKED)
+def test_a_locked_tower_stays(pairs_run, tmp_path, locked):
+  trained, skip = LOCKED[locked]
+  folder, weights = tmp_path / 'run', dict(source=str(pairs_run), skip=skip)
+  tune = dict(method='rules', train=[trained])
+  train(
+    folder, tune=tune, weights=weights, model={}, task=dict(name='pairs', text=TEXT)
+  )
+  loaded = [vit_jax.load(str(folder)) for folder in (pairs_run, folder)]
+  towers = {
+    'image': [trees.flatten(x.params) for x in loaded],
+    'text': [trees.flatten(x.beside['text']) for x in loaded],
+  }
+  for name, (before, after) in towers.items():
+    same = [np.array_equal(x, after[key]) for key, x in before.items()]
+    assert all(same) == (name == locked), name
 
 
 def test_lit_starts_from_a_run(pairs_run, tmp_path, monkeypatch):
@@ -334,10 +339,9 @@ def test_published_towers_go_on(make, tmp_path):
       if 'posembed' not in name:
         np.testing.assert_array_equal(mine[name], x, err_msg=name)
   np.testing.assert_array_equal(ours.text(['a red']), published.text(['a red']))
-  if make is siglip:
-    again = runs.killed(folder, tmp_path / 'again')
-    train(again, **sections)
-    runs.assert_same(folder, again)
+  again = runs.killed(folder, tmp_path / 'again')
+  train(again, **sections)
+  runs.assert_same(folder, again)
 
 
 def test_evaluations_say_what_they_need(tmp_path):

@@ -159,13 +159,16 @@ def test_features_are_compared_by_their_angle():
     ({}, dict(label_smoothing=0.1), ('label_smoothing=0.1', 'weight=1')),
     (dict(classifier='distilled'), {}, ('weight=1.0', 'weight=0.5')),
     ({}, dict(teacher='a.npz'), ('a.npz', 'not known')),
-    ({}, dict(weight=0.5), ('weight=0.5', 'labels')),
   ],
 )
 def test_options_without_effect_are_refused(fields, options, facts):
-  spec = {'image': SPEC['image']}
   with pytest.raises(ValueError, match=naming(*facts)):
-    Distill(student(None, **fields), spec, **{'teacher': SECTION, **options})
+    Distill(student(None, **fields), SPEC, **{'teacher': SECTION, **options})
+
+
+def test_labels_that_the_data_lacks_are_refused():
+  with pytest.raises(ValueError, match=naming('weight=0.5', 'labels')):
+    Distill(student(None), {'image': SPEC['image']}, teacher=SECTION, weight=0.5)
 
 
 def test_features_need_a_whole_student():

@@ -10,41 +10,41 @@ import jax.numpy as jnp
 from vit_jax.models.vit import EncoderBlock
 from vit_jax.nn.stack import StochasticDepth
 
-# Images among which a branch skips a fixed number, as the authors' code does in the batch of a
-# device. Devices with whole groups do not exchange images.
+# The number of images of which a branch skips a fixed share. In the authors' code it is the
+# batch of a device. Devices with whole groups do not exchange images.
 GROUP = 64
 
 
-def skip_images(share: float) -> contextlib.AbstractContextManager:
+def skip_branches(share: float) -> contextlib.AbstractContextManager:
   """Returns a context manager in which each residual branch of a ViT skips a share of images.
 
-  A branch begins with a norm of its block, and ends with `StochasticDepth`. It draws the images
-  that it keeps, the same in each group of successive images, and multiplies their outputs by
-  group / kept.
+  Of each group of g successive images [g, N, D], a branch computes k = int(g (1 - share)), at
+  least one, and multiplies them by g / k; for the others it is 0. It draws the places of the k
+  images anew, the same in all groups. A branch begins with a norm of its block, which is
+  given k images of each group, and ends with `StochasticDepth`, which puts them back.
   """
   if not share:
     return contextlib.nullcontext()
-  kept = None
-
-  def group(x):
-    return x.reshape(-1, math.gcd(len(x), GROUP), *x.shape[1:])
+  size, places = (
+    0,
+    None,
+  )  # of the group, and of the images that the present branch computes
 
   def intercept(call, args, kwargs, context):
-    nonlocal kept
+    nonlocal size, places
     module = context.module
-    if isinstance(module.parent, EncoderBlock) and context.method_name == '__call__':
-      x = args[0]
-      if module.name.startswith('LayerNorm_'):
-        size = group(x).shape[1]
-        key = module.parent.make_rng('dropout')
-        rows = jax.random.permutation(key, size)[: max(int(size * (1 - share)), 1)]
-        kept = rows, group(x).shape
-        return call(group(x)[:, rows].reshape(-1, *x.shape[1:]))
-      if isinstance(module, StochasticDepth):
-        rows, shape = kept
-        y = x.reshape(shape[0], -1, *x.shape[1:]) * (shape[1] / len(rows))
-        whole = jnp.zeros((*shape[:2], *x.shape[1:]), x.dtype)
-        return whole.at[:, rows].set(y, unique_indices=True).reshape(-1, *x.shape[1:])
+    if context.method_name != '__call__' or not isinstance(module.parent, EncoderBlock):
+      return call(*args, **kwargs)
+    x, shape = args[0], args[0].shape[1:]
+    if module.name.startswith('LayerNorm_'):
+      size = math.gcd(len(x), GROUP)
+      places = jax.random.permutation(module.parent.make_rng('dropout'), size)
+      places = places[: max(int(size * (1 - share)), 1)]
+      return call(x.reshape(-1, size, *shape)[:, places].reshape(-1, *shape))
+    if isinstance(module, StochasticDepth):
+      computed = x.reshape(-1, len(places), *shape) * (size / len(places))
+      whole = jnp.zeros((len(computed), size, *shape), x.dtype)
+      return whole.at[:, places].set(computed, unique_indices=True).reshape(-1, *shape)
     return call(*args, **kwargs)
 
   return nn.intercept_methods(intercept)

@@ -22,7 +22,7 @@ from vit_jax import trees
 from vit_jax.check import Count, Factor, Positive, Range, Section, Share
 from vit_jax.errors import UserError
 from vit_jax.learn.block_masks import RATIO, count_groups, draw_masks
-from vit_jax.learn.branches import skip_images
+from vit_jax.learn.branches import skip_branches
 from vit_jax.learn.masked_patches import change_patches, check_encoder, patches_layer
 from vit_jax.models.vit import ViT
 from vit_jax.weights.adapt import RESIZERS
@@ -268,7 +268,7 @@ class DINO:
       self.patch_head = self.head if patch_head == 'shared' else Head(**patch_head)
       self.layer = patches_layer(family)
       crops = 2 * spec['image'].shape[0]
-      self.groups, self.most = count_groups(crops, self.patches)
+      self.groups, self.most_hidden = count_groups(crops, self.patches)
     self.shared = patch_head == 'shared'
     self.centers = centering == 'mean'
     self.temperature = temperature
@@ -279,7 +279,7 @@ class DINO:
         'skip_branches needs a ViT whose blocks begin with norms: set '
         'config.model.stochastic_depth instead'
       )
-    self.skip = skip_branches
+    self.skipped = skip_branches
 
   def init(self, rng, spec: dict) -> dict:
     """Returns the variables of model and heads."""
@@ -361,7 +361,7 @@ class DINO:
     params, weight = variables['params'], batch['weight']
     temperature = batch['temperature'][:, None, None]
     call = lambda i: dict(train=True, rngs={'dropout': jax.random.fold_in(rng, i)})
-    with self._hide(params, batch), skip_images(self.skip):
+    with self._hide(params, batch), skip_branches(self.skipped):
       out = self._encode(
         params, batch['image'], features=bool(self.patch_head), **call(0)
       )
@@ -371,7 +371,7 @@ class DINO:
       local = resize_positions(
         self.model.family, params, self.grid, self.local_grid, self.resize
       )
-      with skip_images(self.skip):
+      with skip_branches(self.skipped):
         local = self._encode(local, batch['local'], features=False, **call(1))
       seen.append(local['pre_logits'].reshape(*batch['local'].shape[:2], -1))
     log_p = log_student(self._assign(params, jnp.concatenate(seen, axis=1)))
@@ -382,7 +382,7 @@ class DINO:
       terms = [koleo(x[:, i], weight > 0, self.koleo_group) for i in range(2)]
       sums['loss_koleo'] = weight @ sum(terms)
       loss += self.koleo * sums['loss_koleo']
-    moved = None
+    patch_mean = None
     if self.patch_head:
       take = self._take_hidden(batch['hidden'])
       logits = self._assign_patches(variables['average'], take(batch['patches']))
@@ -392,20 +392,25 @@ class DINO:
       weights = weight[:, None, None] * hidden_weights(batch['hidden'])
       sums['loss_ibot'] = (take(weights) * losses).sum()
       loss += sums['loss_ibot']
-      moved = jnp.einsum('gm,gmk->k', take(batch['share']), logits)
+      patch_mean = jnp.einsum('gm,gmk->k', take(batch['share']), logits)
     for key in ('information', 'teacher_entropy', 'rank', 'collapsed'):
       sums[key] = weight @ batch[key]
-    stats = self._update(variables[trees.STATS], batch, moved)
+    stats = self._update(variables[trees.STATS], batch, patch_mean)
     return loss, ({'loss': loss, **sums}, stats)
 
-  def _update(self, stats: dict, batch: dict, moved) -> dict:
-    """Returns the statistics after a micro-batch, which adds its share to each center."""
+  def _update(self, stats: dict, batch: dict, patch_mean) -> dict:
+    """Returns the statistics after a micro-batch, which adds its share to each center.
+
+    Args:
+      patch_mean: [K], its share of the mean of the teacher's logits of hidden patches, less
+        their center; None without a head of patches.
+    """
     own = dict(stats[self.OWN])
     move = 1 - CENTER_MOMENTUM
     if 'center' in own:
       own['center'] += move * (batch['weight'] @ batch['classes'].mean(1))
     if 'patch_center' in own:
-      own['patch_center'] += move * moved
+      own['patch_center'] += move * patch_mean
     own['collapsed'] = batch['collapsed'][0]
     return stats | {self.OWN: own}
 
@@ -440,6 +445,7 @@ class DINO:
     return self.head.apply({'params': params[self.OWN]['head']}, x)
 
   def _assign_patches(self, params, x):
+    """Returns logits [G, M, K] of the features of patches [G, M, D]."""
     own = params[self.OWN]['head' if self.shared else 'patch_head']
     return self.patch_head.apply({'params': own}, x)
 
@@ -457,7 +463,7 @@ class DINO:
     B = len(hidden)
     # A micro-batch has a part of each group, or else images that count by themselves.
     groups = self.groups if B % self.groups == 0 else B
-    most = min(self.most, 2 * B // groups * int(self.patches * RATIO[1]))
+    most = min(self.most_hidden, 2 * B // groups * int(self.patches * RATIO[1]))
     rows = lambda x: x.reshape(groups, -1, *x.shape[3:])
     order = jnp.argsort(~rows(hidden), axis=1, stable=True)[:, :most]
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from vit_jax import models
 from vit_jax.check import Count, Range
 from vit_jax.errors import UserError
-from vit_jax.nn.layers import SHAPES_ONLY, linear_head, unit
+from vit_jax.nn.layers import linear_head, unit
 from vit_jax.nn.stack import REMAT
 
 # {kind of outputs, see `Family.outputs`: how messages name it}.
@@ -347,13 +347,7 @@ def _find(cls: type) -> tuple[str, Family]:
 
 @functools.lru_cache(maxsize=64)
 def _trace(model, image_shape):
-  token = SHAPES_ONLY.set(True)
-  try:
-    # A new function, so that JAX keeps its trace for no other caller.
-    init = lambda key, *inputs: model.init(key, *inputs)
-    return jax.eval_shape(init, jax.random.key(0), model.inputs(image_shape))
-  finally:
-    SHAPES_ONLY.reset(token)
+  return jax.eval_shape(model.init, jax.random.key(0), model.inputs(image_shape))
 
 
 class Classifier(Model):

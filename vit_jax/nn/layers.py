@@ -1,6 +1,5 @@
 """Layers of every model, with the parameter names of the published Google files."""
 
-import contextvars
 import functools
 import math
 from collections.abc import Callable
@@ -24,9 +23,6 @@ ACTIVATIONS = {
   'silu': jax.nn.silu,  # gated MLPs (SwiGLU, arXiv 2002.05202)
   'relu': jax.nn.relu,  # DETR
 }
-# Whether `init` is traced for shapes alone. Initial values are then zeros, because random ones
-# take half of the time.
-SHAPES_ONLY = contextvars.ContextVar('shapes_only', default=False)
 _GROUPS = 32  # Number of groups of channels, in every published model with GroupNorm.
 
 
@@ -47,10 +43,8 @@ def param(
   Raises:
     flax.errors.ScopeParamShapeError: the parameter has another shape.
   """
-  if not module.has_variable('params', name):
-    if not SHAPES_ONLY.get():
-      return module.param(name, init)
-    module.put_variable('params', name, jnp.zeros(shape))
+  if module.is_initializing() or not module.has_variable('params', name):
+    return module.param(name, init)
   value = module.get_variable('params', name)
   if value.shape != shape:
     path = module.scope.path_text

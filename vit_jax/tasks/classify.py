@@ -71,9 +71,7 @@ class Classify:
         'weight' [B].
       rng: the random key for mixing.
     """
-    # Images of `Distill` may have no labels: then it does not read the targets.
-    label = batch.get('label', jnp.zeros(len(batch['weight']), jnp.int32))
-    targets = losses.targets_of(label, self.model.num_classes)
+    targets = losses.targets_of(batch['label'], self.model.num_classes)
     if self.label_smoothing:
       targets = losses.smooth(targets, self.label_smoothing, self.loss_fn)
     images = batch['image']
@@ -82,8 +80,8 @@ class Classify:
     if self.class_weights is not None:
       # Losses of exclusive classes are linear in their targets.
       targets *= self.class_weights
-      if not self.mixing and label.ndim == 1:
-        weights = self.class_weights[label]
+      if not self.mixing and batch['label'].ndim == 1:
+        weights = self.class_weights[batch['label']]
         targets /= jnp.maximum(jnp.sum(batch['weight'] * weights), 1e-30)
     return {**batch, 'image': images, 'target': targets}
 

@@ -158,6 +158,12 @@ class Distill(Classify):
     own = {'distill': {'teacher': self.teacher.init()}}
     return {**variables, 'params': {**variables['params'], **own}}
 
+  def prepare(self, batch: dict, rng, state) -> dict:
+    """As in `Classify`. Of images without labels the targets are not read."""
+    if not self.labelled:
+      batch = {**batch, 'label': jnp.zeros(len(batch['image']), jnp.int32)}
+    return super().prepare(batch, rng, state)
+
   def loss(self, variables, batch: dict, rng):
     """As in `Classify`; `agreement` is the share of the teacher's classes."""
     (logits, out), stats = apply_student(self.model, variables, batch['image'], rng)

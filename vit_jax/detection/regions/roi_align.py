@@ -70,8 +70,12 @@ def _products(maps, boxes, levels, strides, size, samples, aligned):
   low, high = jnp.split(boxes * scales[..., None], 2, -1)  # x and y of both corners
   sides = np.array([x.shape[2:0:-1] for x in maps])  # widths and heights
   cells, most = jnp.take(sides, levels, axis=0), sides.max(0)
-  weights = bin_weights(low, high, cells, size, samples, aligned, most.max())
-  columns, rows = (weights[:, :, i, :, :length] for i, length in enumerate(most))
+  columns, rows = (
+    bin_weights(
+      low[..., i], high[..., i], cells[..., i], size, samples, aligned, most[i]
+    )
+    for i in (0, 1)
+  )
   return _contract(rows, columns, levels, tuple(maps)).astype(maps[0].dtype)
 
 
@@ -103,14 +107,15 @@ def _contract_windows(rows, columns, levels, maps) -> jax.Array:
   than over the whole map, all others being 0: results differ by the rounding of float32.
   """
   C, window = maps[0].shape[-1], _window(rows, columns)
-  canvas, first, sizes = _join(maps, window)
+  maps = [_pad(x, window) for x in maps]
+  sizes = np.array([x.shape[1:3] for x in maps])
 
   def pool(box):
     image, level, rows, columns = box
+    cut = lambda x: lambda y, z: lax.dynamic_slice(x, (image, y, z, 0), (1, *window, C))
 
     def add(total, start, rows, columns):
-      start = image, jnp.take(first, level) + start[0], start[1], 0
-      cells = lax.dynamic_slice(canvas, start, (1, *window, C))[0]
+      cells = lax.switch(level, [cut(x) for x in maps], *start)[0]
       part = jnp.einsum('ph,hwc->pwc', rows, cells.astype(jnp.float32))
       return total + jnp.einsum('qw,pwc->pqc', columns, part)
 
@@ -128,29 +133,29 @@ def _contract_forward(*arguments):
 def _contract_backward(residuals, gradient):
   """Returns the gradients of the maps; none reaches the weights, see `roi_align`."""
   rows, columns, levels, maps = residuals
-  canvas, first, sizes = _join(maps, _window(rows, columns))
-
-  def visit(total, box):
-    image, level, rows, columns, gradient = box
-
-    def add(total, start, rows, columns):
-      part = jnp.einsum('qw,pqc->pwc', columns, gradient)
-      part = jnp.einsum('ph,pwc->hwc', rows, part)
-      start = image, jnp.take(first, level) + start[0], start[1], 0
-      cells = lax.dynamic_slice(total, start, (1, *part.shape))
-      return lax.dynamic_update_slice(total, cells + part, start)
-
-    return _over_windows(
-      add, total, rows, columns, jnp.take(sizes, level, axis=0)
-    ), None
-
+  window = _window(rows, columns)
   boxes = (*_list_boxes(levels), *_flatten(rows, columns, gradient))
-  total, _ = lax.scan(visit, jnp.zeros(canvas.shape, jnp.float32), boxes)
-  gradients = [
-    total[:, y : y + x.shape[1], : x.shape[2]].astype(x.dtype)
-    for y, x in zip(first.tolist(), maps, strict=True)
-  ]
-  return None, None, None, tuple(gradients)
+
+  def gradient_of(level, x):
+    padded = _pad(x, window)
+
+    def visit(total, box):
+      image, its_level, rows, columns, gradient = box
+
+      def add(total, start, rows, columns):
+        part = jnp.einsum('qw,pqc->pwc', columns, gradient)
+        part = jnp.einsum('ph,pwc->hwc', rows, part)
+        start = image, *start, 0
+        cells = lax.dynamic_slice(total, start, (1, *part.shape))
+        return lax.dynamic_update_slice(total, cells + part, start)
+
+      rows = jnp.where(its_level == level, rows, 0)
+      return _over_windows(add, total, rows, columns, padded.shape[1:3]), None
+
+    total, _ = lax.scan(visit, jnp.zeros(padded.shape, jnp.float32), boxes)
+    return total[:, : x.shape[1], : x.shape[2]].astype(x.dtype)
+
+  return None, None, None, tuple(gradient_of(i, x) for i, x in enumerate(maps))
 
 
 _contract_windows.defvjp(_contract_forward, _contract_backward)
@@ -161,21 +166,10 @@ def _window(rows, columns) -> tuple[int, int]:
   return min(_WINDOW, rows.shape[-1]), min(_WINDOW, columns.shape[-1])
 
 
-def _join(maps, window: tuple[int, int]):
-  """Joins maps below one another, so that one loop visits the boxes of all levels.
-
-  Returns:
-    (array [B, H, W, C], first row of each map, (height, width) of each map). A map that is
-    smaller than a window is padded.
-  """
-  sizes = np.maximum([x.shape[1:3] for x in maps], window)
-  width = sizes[:, 1].max()
-  padded = [
-    jnp.pad(x, ((0, 0), (0, h - x.shape[1]), (0, width - x.shape[2]), (0, 0)))
-    for x, h in zip(maps, sizes[:, 0], strict=True)
-  ]
-  first = np.cumsum(sizes[:, 0]) - sizes[:, 0]
-  return jnp.concatenate(padded, axis=1), first, sizes
+def _pad(x: jax.Array, window: tuple[int, int]) -> jax.Array:
+  """Pads a map that is smaller than a window."""
+  more = [(0, max(n - m, 0)) for n, m in zip(window, x.shape[1:3], strict=True)]
+  return jnp.pad(x, [(0, 0), *more, (0, 0)])
 
 
 def _list_boxes(levels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -205,15 +199,14 @@ def _over_windows(add, total, rows, columns, size):
     x, its = _cut(columns, first_column + k % across * window[1], window[1], size[1])
     return add(total, (y, x), ours, its)
 
-  return lax.fori_loop(0, number * across, step, total)
+  return lax.fori_loop(0, number * jnp.maximum(across, 1), step, total)
 
 
 def _covered(weights: jax.Array, side: int) -> tuple[jax.Array, jax.Array]:
   """Returns the first cell with a weight, and the number of windows up to the last."""
-  cells, index = (weights != 0).any(0), jnp.arange(weights.shape[1])
-  first = jnp.where(cells, index, len(cells)).min()
-  last = jnp.where(cells, index + 1, 0).max()
-  return first, jnp.maximum(last - first + side - 1, 0) // side
+  cells = (weights != 0).any(0)
+  first, last = jnp.argmax(cells), len(cells) - jnp.argmax(cells[::-1])
+  return first, jnp.where(cells.any(), (last - first + side - 1) // side, 0)
 
 
 def _cut(weights: jax.Array, first: jax.Array, side: int, length):
