@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import GOLDEN, commands, naming, runs
 from vit_jax import models
+from vit_jax.errors import UserError
 from vit_jax.tools.inspect import __main__ as inspect
 from vit_jax.tools.inspect import model, recipe, source, tpu
 from vit_jax.train import flops
@@ -151,6 +152,18 @@ def test_a_step_on_two_meshes():
   assert 'another' not in tpu.render(
     facts | dict(tpu='', devices=1, hbm=0, hours=1, other=None)
   )
+
+
+def test_a_step_that_fits_on_another_mesh_alone(monkeypatch):
+  memory = iter((2**40, 2**30))
+  program = 'ENTRY %main () -> f32[] {\n}'
+  facts = lambda *_: dict(text=program, bytes=next(memory), temp_bytes=0)
+  monkeypatch.setattr(tpu, 'devices', lambda text: jax.devices())
+  monkeypatch.setattr(tpu, 'compiled', facts)
+  config = recipe.load(f'{runs.ROOT}/configs/digits.py:debug', ['model.depth=1'])
+  facts = ('data=8 does not fit', 'Try --config.mesh.data=1 --config.mesh.fsdp=8.')
+  with pytest.raises(UserError, match=naming(*facts)):
+    tpu.inspect(config, recipe.describe(config, None), 'v5e:2x4')
 
 
 @pytest.mark.parametrize(
